@@ -124,15 +124,13 @@ class Places:
         raise _errors.ProtocolError(f"the server sends this on to {location[:200]}, which is none of its cells")
 
 
-def location_of(status: int, headers: Mapping[str, str], content: bytes) -> str | None:
-    """Return where a cell's 307 sends a request; None: the answer is none of that kind."""
+def location_of(headers: Mapping[str, str], content: bytes) -> str | None:
+    """Return where a cell's 307 sends a request; None: another kind of answer."""
     try:
         problem = json.loads(content)
     except ValueError:
         return None
-    if status != MOVED or not isinstance(problem, dict) or problem.get("type") != _OTHER_CELL:
-        return None
-    return headers.get("location")
+    return headers.get("location") if isinstance(problem, dict) and problem.get("type") == _OTHER_CELL else None
 
 
 def _is_large(request: Request[Any]) -> bool:

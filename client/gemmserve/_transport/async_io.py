@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gemmserve import _errors
@@ -40,9 +41,9 @@ class AsyncIO(Connection):
         """Whether an event loop that was used has been closed."""
         self._sleep = asyncio.sleep
 
-    def _make(self) -> httpx.AsyncClient:
+    def _make(self, place: str | None = None) -> httpx.AsyncClient:
         local = None if self.socket is None else httpx.AsyncHTTPTransport(uds=self.socket)
-        return httpx.AsyncClient(transport=self._transport or local, **self.made_of)
+        return httpx.AsyncClient(transport=self._transport or local, **self.options_of(place))
 
     def pool(self, place: str | None = None) -> AsyncPool:
         """The connections of this process and event loop, to the server or to one cell of it: another loop's are of no
@@ -55,7 +56,9 @@ class AsyncIO(Connection):
             for ended in [each for each in self._pools if each[0].is_closed()]:
                 del self._pools[ended]
                 self._loop_ended = True
-            found = self._pools[loop, place] = AsyncPool(self._make, None if self._transport is None else self._make())
+            found = self._pools[loop, place] = AsyncPool(
+                partial(self._make, place), None if self._transport is None else self._make()
+            )
             found.closed = self._closed
         return found
 
@@ -180,9 +183,7 @@ class AsyncIO(Connection):
         with self.errors():
             async with self._open(request, bar, place) as response:
                 if response.status_code == places.MOVED:
-                    await response.aread()
-                    if location := self.sent_on(response):
-                        return Elsewhere(location)
+                    return self.sent_on(response, await response.aread())
                 receiver = self.receiver(request, response)
                 shown = bar or self.progress.bar(f"receiving {request.label}", length_of(response))
                 try:

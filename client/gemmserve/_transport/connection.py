@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from gemmserve import _errors
-from gemmserve._calls.places import Places, location_of
+from gemmserve._calls.places import Elsewhere, Places, location_of
 from gemmserve._local import memory
 from gemmserve._local.addresses import HTTP_BASE, socket_path
 from gemmserve._local.session import SharedMemory
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from gemmserve._transfer.arrays import AnyArray
     from gemmserve._transfer.bodies import Body, Receiver
     from gemmserve._transport.digests import Digests
+    from gemmserve._transport.direct import Answer
 
 T = TypeVar("T")
 
@@ -86,6 +87,7 @@ class Connection:
         self.base = self.url if self.socket is None else HTTP_BASE
         """Base URL that httpx is given."""
         self.address = httpx.URL(self.base)
+        self._verify = verify
         self.verify = context_of(self.base, verify)
         self.timeout = timeout
         self.digests = digests
@@ -240,12 +242,27 @@ class Connection:
         """Whether the cells are to be asked for before the request is sent."""
         return self.socket is None and self.places.unknown(request)
 
-    def sent_on(self, response: httpx.Response) -> str | None:
-        """Return where an answer that was read sends its request on to; None: it is an answer."""
+    def sent_on(self, response: httpx.Response | Answer, content: bytes) -> Elsewhere:
+        """Return where a 307 with that body sends its request on to. Raises CrossedAnswer; ProtocolError where no cell
+        sends it.
+        """
         check_exchange(response)
-        return location_of(response.status_code, response.headers, response.content)
+        location = location_of(response.headers, content)
+        if location is None:
+            raise _errors.from_answer(response.status_code, response.headers, content)
+        return Elsewhere(location)
 
-    def receiver(self, request: Request[T], response: httpx.Response) -> Receiver[T]:
+    def verify_of(self, url: httpx.URL) -> ssl.SSLContext:
+        """Return the SSL context for connections there: a cell may have TLS where the router has none."""
+        if url.scheme == "https" and self.address.scheme != "https":
+            return context_of(str(url), self._verify)
+        return self.verify
+
+    def options_of(self, place: str | None) -> dict[str, Any]:
+        """Return the arguments of httpx's clients for a cell; None: for the server."""
+        return self.made_of if place is None else {**self.made_of, "verify": self.verify_of(httpx.URL(place))}
+
+    def receiver(self, request: Request[T], response: httpx.Response | Answer) -> Receiver[T]:
         """Return what takes this answer's body; see `answers`. Raises CrossedAnswer, ProtocolError."""
         check_exchange(response)
         self.answered = True

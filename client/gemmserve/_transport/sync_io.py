@@ -8,6 +8,7 @@ import time
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import closing
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gemmserve import _errors
@@ -41,23 +42,39 @@ class SyncIO(Connection):
         super().__init__(url, own_transport=transport is not None, **options)
         self._transport = transport
         self._sleep = time.sleep
+        self._past = transport is None and direct.may_be(self.address, trust_env=self.made_of["trust_env"])
+        """Whether exchanges go past the HTTP library."""
 
-    def _make(self) -> httpx.Client:
+    def _make(self, place: str | None = None) -> httpx.Client:
         local = None if self.socket is None else httpx.HTTPTransport(uds=self.socket)
-        return httpx.Client(transport=self._transport or local, **self.made_of)
+        return httpx.Client(transport=self._transport or local, **self.options_of(place))
 
-    def pool(self, place: str | None = None) -> SyncPool:
+    def _wire(self, place: str | None = None) -> direct.Wire:
+        base = self.address if place is None else httpx.URL(place)
+        context = self.verify_of(base) if base.scheme == "https" else None
+        return direct.Wire(base, path=self.socket, context=context, headers=self.headers, auth=self.auth)
+
+    def pool(self, place: str | None = None) -> SyncPool[Any]:
         """Connections of the process that asks, to the server or to one cell of it. Raises TransportError where it can
         have none.
         """
         self.own()
-        found: SyncPool | None = self._pools.get(place)
+        kind = (self._past, place)
+        found: SyncPool[Any] | None = self._pools.get(kind)
         if found is None:
             with connection.lock:
-                made = SyncPool(self._make, None if self._transport is None else self._make())
+                made: SyncPool[Any]
+                if self._past:
+                    made = SyncPool(partial(self._wire, place))
+                else:
+                    made = SyncPool(partial(self._make, place), self._shared_http())
                 made.closed = self._closed
-                found = self._pools.setdefault(place, made)
+                found = self._pools.setdefault(kind, made)
         return found
+
+    def _shared_http(self) -> httpx.Client | None:
+        """Client of the caller's own transport, which all requests share."""
+        return None if self._transport is None else self._make()
 
     def close(self) -> None:
         self._closed = True
@@ -156,9 +173,7 @@ class SyncIO(Connection):
         with self.errors():
             with self._open(request, bar, place) as response:
                 if response.status_code == places.MOVED:
-                    response.read()
-                    if location := self.sent_on(response):
-                        return Elsewhere(location)
+                    return self.sent_on(response, b"".join(_pieces(response)))
                 receiver = self.receiver(request, response)
                 shown = bar or self.progress.bar(f"receiving {request.label}", length_of(response))
                 try:
@@ -170,10 +185,15 @@ class SyncIO(Connection):
                         shown.close()
             return receiver.finish()
 
-    def _received(self, request: Request[Any], response: httpx.Response, receiver: Receiver[Any]) -> Iterator[int]:
+    def _received(
+        self, request: Request[Any], response: httpx.Response | direct.Answer, receiver: Receiver[Any]
+    ) -> Iterator[int]:
         """Gives the body to `receiver`, yielding how many bytes each time. Where the rest of a large one belongs is
         known after its first piece: it is read there.
         """
+        if isinstance(response, direct.Answer):
+            yield from response.given_to(receiver)
+            return
         length = length_of(response) or 0
         with closing(_pieces(response)) as pieces:
             for number, piece in enumerate(pieces):
@@ -190,27 +210,53 @@ class SyncIO(Connection):
     @contextlib.contextmanager
     def _open(
         self, request: Request[Any], bar: SharedBar | None = None, place: str | None = None
-    ) -> Iterator[httpx.Response]:
+    ) -> Iterator[httpx.Response | direct.Answer]:
         content = self.content_of(request, bar)
         pool = self.pool(place)
         headers = self.headers_of(request)
-        with (
-            traces.span_of(request, self.address, headers) as span,
-            pool.connection(idle=request.idle) as http,
-            http.stream(
+        with traces.span_of(request, self.address, headers) as span, pool.connection(idle=request.idle) as http:
+            if isinstance(http, direct.Wire):
+                try:
+                    answer = self._asked(pool, http, request, headers, content)
+                    if "set-cookie" in answer.headers:  # something on the way wants it back, which the library does
+                        self._past = False
+                    if place is None:
+                        self.places.heard(answer.headers)
+                    traces.note(span, answer)
+                    yield answer
+                finally:
+                    http.leave()
+                return
+            with http.stream(
                 request.method,
                 self.url_of(http, request.path, place),
                 params=request.query or None,
                 headers=headers,
-                content=content,  # type: ignore[arg-type]  # h11 takes any buffer; httpx's annotation says bytes
+                content=content,
                 timeout=self.timeout_of(request),
-            ) as response,
-        ):
-            pool.note(http, response)
-            if place is None:
-                self.places.heard(response.headers)
-            traces.note(span, response)
-            yield response
+            ) as response:
+                pool.note(http, response)
+                if place is None:
+                    self.places.heard(response.headers)
+                traces.note(span, response)
+                yield response
+
+    def _asked(
+        self,
+        pool: SyncPool[Any],
+        wire: direct.Wire,
+        request: Request[Any],
+        headers: dict[str, str],
+        content: Iterator[bytes | memoryview] | None,
+    ) -> direct.Answer:
+        """Send a request past the library; return its answer, whose body is still to be read."""
+        silence = self.timeout if request.limit_s is None else min(self.timeout, request.limit_s)
+        made = wire.ready(silence)
+        if made is not None:
+            pool.note_socket(wire, made)
+        return wire.exchange(
+            request.method, request.path, request.query, headers, content, silence=silence, wait=request.wait_s
+        )
 
     def events(self, request: Request[None]) -> Generator[Event]:
         """Each server-sent event as it comes. Raises GemmserveError: in another process than it began in, too."""
@@ -230,9 +276,11 @@ class SyncIO(Connection):
             receiver.finish()
 
 
-def _pieces(response: httpx.Response) -> Generator[bytes]:
+def _pieces(response: httpx.Response | direct.Answer) -> Generator[bytes]:
     """The body as it comes; whole if a transport (a test's) handed it over whole."""
-    if response.is_stream_consumed:
+    if isinstance(response, direct.Answer):
+        yield from response.pieces()
+    elif response.is_stream_consumed:
         yield response.content
     else:
         yield from response.iter_raw()
