@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from fastapi import APIRouter, Query, Request
@@ -37,6 +39,7 @@ from gemmserve_service.schemas import ArrayInfo, ArrayPage
 
 if TYPE_CHECKING:
     from gemmserve_service.jobs.core import Core
+    from gemmserve_service.store.pin import Pinned
 
 router = APIRouter(tags=["arrays"], default_response_class=Response)
 
@@ -74,7 +77,7 @@ class UploadQuery(TagsQuery):
         **doc.problems(
             "invalid-npy", "body-length", "digest-mismatch", "invalid-request", "length-required", "too-large",
             "unsupported-media-type", "dtype-unsupported", "parameter-invalid", "draining", "store-full",
-            "quota-exceeded", "request-timeout", "descriptor-refused",
+            "quota-exceeded", "request-timeout", "descriptor-refused", "tier-unavailable",
         ),
     },
     openapi_extra=doc.array_body()
@@ -184,7 +187,7 @@ _DATA_DOCS = {
     ),
     304: {"description": "If-None-Match holds."},
     **doc.problems(
-        "not-found", "gone", "array-lost", "not-acceptable", "range-not-satisfiable", "parameter-invalid",
+        "not-found", "gone", "array-lost", "array-corrupt", "tier-unavailable", "not-acceptable", "range-not-satisfiable", "parameter-invalid",
         "descriptor-refused", "timeout", "draining",
     ),
 }  # fmt: skip
@@ -226,6 +229,44 @@ async def head(request: Request, array_id: ArrayPath, query: Annotated[ViewQuery
     return await _data(request, array_id, view_of(request, query))
 
 
+@dataclass(frozen=True)
+class _ColdRange:
+    """Range of an array in the tier: of its representation, as Content-Range says it, and its bytes as they come."""
+
+    span: range
+    text: str
+    content: AsyncIterator[bytes | memoryview]
+
+
+def _cold_range(request: Request, pinned: Pinned, header: bytes, etag: str) -> _ColdRange | None:
+    """Return the range that is asked for, if it can be read from the tier alone: it is not all of the array, and no
+    digest of the whole is wanted.
+    """
+    tier = core_of(request).store.tier
+    size = len(header) + pinned.info.nbytes
+    if tier is None or wants_sha256(request.headers.get("want-repr-digest")):
+        return None
+    if not if_range_holds(request.headers.get("if-range"), etag):
+        return None
+    try:
+        span = parse_range(request.headers.get("range"), size)
+    except UnsatisfiableError:
+        return None
+    if span is None or span.stop <= len(header) or len(span) >= pinned.info.nbytes:
+        return None
+    content = tier.read_range(pinned, max(span.start - len(header), 0), span.stop - len(header))
+    text = f"bytes {span.start}-{span.stop - 1}/{size}"
+    return _ColdRange(span, text, _with_first(header[span.start :], content) if span.start < len(header) else content)
+
+
+async def _with_first(
+    first: bytes | memoryview, others: AsyncIterator[bytes | memoryview]
+) -> AsyncIterator[bytes | memoryview]:
+    yield first
+    async for piece in others:
+        yield piece
+
+
 async def _data(request: Request, array_id: str, owner: str) -> Response:
     media_type = choose_media_type(request.headers.get("accept"), (NPY, OCTET_STREAM))
     if media_type is None:
@@ -246,6 +287,13 @@ async def _data(request: Request, array_id: str, owner: str) -> Response:
         header = pinned.npy_header if media_type == NPY else b""
         size = len(header) + info.nbytes
         parts: tuple[bytes | memoryview, ...] = ()
+        if pinned.cold is not None and request.method == "GET" and (found := _cold_range(request, pinned, header, etag)):
+            first = await anext(found.content)  # what is wrong with the tier is told before anything is sent
+            headers |= {"Accept-Ranges": "bytes", "Content-Range": found.text}
+            return PiecesResponse(
+                _with_first(first, found.content), length=len(found.span), status_code=206, headers=headers,
+                media_type=media_type, release=stack.pop_all().close,
+            )  # fmt: skip
         wanted = wants_sha256(request.headers.get("want-repr-digest"))
         if request.method == "GET" or wanted:
             # A job's result may be on a device alone.

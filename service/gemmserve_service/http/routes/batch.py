@@ -85,7 +85,7 @@ async def batch(request: Request, query: Annotated[OneShotQuery, Query()]) -> Re
             _check_accept(request, options)
             wait_s = core.settings.oneshot_timeout_s if options.timeout_s is None else options.timeout_s
             readable = partial(core.scheduler.writes.wait_readable, timeout_s=wait_s)
-            items = await stored.pin(core.store, held, owner, readable)
+            items = await stored.pin(core.store, held, owner, readable, partial(core.store.bring_back, timeout_s=wait_s))
         else:
             options = BatchOptions(timeout_s=query.timeout_s)
             _check_accept(request, options)
