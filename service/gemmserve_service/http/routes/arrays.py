@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from fastapi import APIRouter, Query, Request
@@ -38,6 +36,8 @@ from gemmserve_service.http.routes.common import (
 from gemmserve_service.schemas import ArrayInfo, ArrayPage
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
     from gemmserve_service.jobs.core import Core
     from gemmserve_service.store.pin import Pinned
 
@@ -229,40 +229,26 @@ async def head(request: Request, array_id: ArrayPath, query: Annotated[ViewQuery
     return await _data(request, array_id, view_of(request, query))
 
 
-@dataclass(frozen=True)
-class _ColdRange:
-    """Range of an array in the tier: of its representation, as Content-Range says it, and its bytes as they come."""
-
-    span: range
-    text: str
-    content: AsyncIterator[bytes | memoryview]
-
-
-def _cold_range(request: Request, pinned: Pinned, header: bytes, etag: str) -> _ColdRange | None:
+def _cold_span(request: Request, pinned: Pinned, header: bytes, etag: str) -> range | None:
     """Return the range that is asked for, if it can be read from the tier alone: it is not all of the array, and no
     digest of the whole is wanted.
     """
-    tier = core_of(request).store.tier
+    if pinned.cold is None or request.method != "GET" or wants_sha256(request.headers.get("want-repr-digest")):
+        return None
     size = len(header) + pinned.info.nbytes
-    if tier is None or wants_sha256(request.headers.get("want-repr-digest")):
-        return None
-    if not if_range_holds(request.headers.get("if-range"), etag):
-        return None
     try:
-        span = parse_range(request.headers.get("range"), size)
+        holds = if_range_holds(request.headers.get("if-range"), etag)
+        span = parse_range(request.headers.get("range"), size) if holds else None
     except UnsatisfiableError:
         return None
-    if span is None or span.stop <= len(header) or len(span) >= pinned.info.nbytes:
-        return None
-    content = tier.read_range(pinned, max(span.start - len(header), 0), span.stop - len(header))
-    text = f"bytes {span.start}-{span.stop - 1}/{size}"
-    return _ColdRange(span, text, _with_first(header[span.start :], content) if span.start < len(header) else content)
+    return span if span is not None and span.stop > len(header) and len(span) < pinned.info.nbytes else None
 
 
-async def _with_first(
-    first: bytes | memoryview, others: AsyncIterator[bytes | memoryview]
+async def _chained(
+    first: Sequence[bytes | memoryview], others: AsyncIterator[bytes | memoryview]
 ) -> AsyncIterator[bytes | memoryview]:
-    yield first
+    for piece in first:
+        yield piece
     async for piece in others:
         yield piece
 
@@ -287,13 +273,19 @@ async def _data(request: Request, array_id: str, owner: str) -> Response:
         header = pinned.npy_header if media_type == NPY else b""
         size = len(header) + info.nbytes
         parts: tuple[bytes | memoryview, ...] = ()
-        if pinned.cold is not None and request.method == "GET" and (found := _cold_range(request, pinned, header, etag)):
-            first = await anext(found.content)  # what is wrong with the tier is told before anything is sent
-            headers |= {"Accept-Ranges": "bytes", "Content-Range": found.text}
+        tier = core.store.tier
+        if tier is not None and (part := _cold_span(request, pinned, header, etag)) is not None:
+            pieces = tier.read_range(pinned, max(part.start - len(header), 0), part.stop - len(header))
+            first = await anext(pieces)  # what is wrong with the tier is told before anything is sent
+            headers |= {"Accept-Ranges": "bytes", "Content-Range": f"bytes {part.start}-{part.stop - 1}/{size}"}
             return PiecesResponse(
-                _with_first(first, found.content), length=len(found.span), status_code=206, headers=headers,
-                media_type=media_type, release=stack.pop_all().close,
-            )  # fmt: skip
+                _chained((header[part.start :], first), pieces),
+                length=len(part),
+                status_code=206,
+                headers=headers,
+                media_type=media_type,
+                release=stack.pop_all().close,
+            )
         wanted = wants_sha256(request.headers.get("want-repr-digest"))
         if request.method == "GET" or wanted:
             # A job's result may be on a device alone.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -51,7 +52,9 @@ class Objects:
             if address.startswith("file:"):
                 self._store = stores.from_url(address, mkdir=True)
             else:
-                self._store = stores.from_url(address, client_options=_CLIENT, retry_config=_RETRIES)
+                plain = os.environ.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true"}  # options go before that variable
+                options = _CLIENT | ({"allow_http": True} if plain else {})
+                self._store = stores.from_url(address, client_options=options, retry_config=_RETRIES)
         except Exception as error:
             raise TierUnusableError(f"the tier {address} cannot be opened: {_said(error)}") from error
         self._errors = (self._obstore.exceptions.BaseError, OSError)

@@ -562,8 +562,12 @@ class Tier:
         for number in range(start // CHUNK, -(-stop // CHUNK)):
             try:
                 found = await self._in_thread(lambda at=number: self._objects.read(record.info.id, digests, nbytes, at))
-            except ServiceError as error:
+            except TierUnavailable as error:
                 self._failed(error)
+                raise
+            except ArrayCorrupt as error:
+                log.error("%s", error.detail)  # noqa: TRY400 (not a fault of the program)
+                self.failures += 1
                 raise
             self.bytes_in += len(found)
             first = number * CHUNK
@@ -584,8 +588,8 @@ class Tier:
                 if self._garbage:
                     await self._delete()
                 delay_s = _MIN_RETRY_S
-                if not self._garbage:
-                    self._wake.clear()
+                self._wake.clear()
+                if not self._garbage and not self._stopping.is_set():
                     await self._wake.wait()
                 continue
             except TierUnusableError as error:
