@@ -123,7 +123,9 @@ class ArrayLost(ServiceError, slug="array-lost", status=410, title="Array lost")
 
 
 class ArrayCorrupt(ServiceError, slug="array-corrupt", status=500, title="Array corrupt"):
-    """The bytes that came back from the tier are not those that went there, or the object is gone. None of them is shown."""
+    """The bytes that came back from the tier are not those that went there, or the object is gone. None of
+    them is shown.
+    """
 
 
 class LengthRequired(ServiceError, slug="length-required", status=411, title="Content-Length is required"):

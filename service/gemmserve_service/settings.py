@@ -137,7 +137,8 @@ class Settings(BaseSettings):
     tier: str | None = Field(
         None,
         description="address below which arrays go that were not used for long, when the store fills up: "
-        "s3://bucket/prefix, gs://, az:// or file:///folder; credentials come from the environment. Needs the extra tier",
+        "s3://bucket/prefix, gs://, az:// or file:///folder; credentials come from the environment. Needs the extra "
+        "tier",
     )
     max_tier_bytes: int | None = Field(None, ge=0, description="bytes of all arrays in the tier; null: no limit")
     tier_high_water: float = Field(

@@ -1,4 +1,4 @@
-"""A stand-in for S3 on this machine: as much of its protocol as object stores need, in memory; signatures are not looked at.
+"""A stand-in for S3 on this machine: as much of its protocol as object stores need, in memory, without signatures.
 
 Smaller than moto's server, which brings Flask and cryptography along and has no way to fail in the middle.
 """
@@ -11,7 +11,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 from urllib.parse import parse_qs, unquote, urlsplit
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
 
 BUCKET = "bucket"
@@ -144,7 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.s3.objects[key] = data = b"".join(parts[number] for number in sorted(parts))
             text = f"<CompleteMultipartUploadResult><ETag>{escape(_etag(data))}</ETag></CompleteMultipartUploadResult>"
         else:
-            keys = [each.text or "" for each in ElementTree.fromstring(body).iter() if each.tag.endswith("Key")]
+            keys = [each.text or "" for each in ET.fromstring(body).iter() if each.tag.endswith("Key")]
             for each in keys:
                 self.s3.objects.pop(each, None)
             gone = "".join(f"<Deleted><Key>{escape(each)}</Key></Deleted>" for each in keys)

@@ -227,9 +227,9 @@ class ArrayStore:
         self._space.check(nbytes, scratch=scratch, owner=owner)
 
     async def make_room(self, nbytes: int, owner: str) -> None:
-        """Return when there is room for an array of `nbytes` more, if arrays that leave for the tier can make it, in the
-        turn of the event loop in which there is; without a tier at once. Raises StoreFull, TierUnavailable, TooLarge,
-        QuotaExceeded.
+        """Return when there is room for an array of `nbytes` more, if arrays that leave for the tier can make it, in
+        the turn of the event loop in which there is; without a tier at once. Raises StoreFull, TierUnavailable,
+        TooLarge, QuotaExceeded.
         """
         if self.tier is not None:
             self._space.check_limits(nbytes, owner=owner)

@@ -199,9 +199,7 @@ def _take_out(ids: list[str], array_id: str) -> None:
         del ids[index]
 
 
-def to_row(
-    info: ArrayInfo, extent: Extent | None, job: str | None = None, tier: bytes | None = None
-) -> dict[str, Any]:
+def to_row(info: ArrayInfo, extent: Extent | None, job: str | None = None, tier: bytes | None = None) -> dict[str, Any]:
     """The parameters of the statement `insert` of sql/arrays.sql. `job`: of a result that is to be written later, whose
     row names no extent before its bytes are there. `tier`: digests of its object in the tier.
     """

@@ -103,7 +103,7 @@ class StoredItems:
         held: contextlib.ExitStack,
         owner: str,
         readable: Callable[[Pinned], Awaitable[object]],
-        there: Callable[[Sequence[Pinned]], Awaitable[object]],
+        there: Callable[[list[Pinned]], Awaitable[object]],
     ) -> list[Item | ServiceError]:
         """Every product with its operands held, or what is wrong with it. Others have their turns meanwhile.
 

@@ -187,7 +187,8 @@ _DATA_DOCS = {
     ),
     304: {"description": "If-None-Match holds."},
     **doc.problems(
-        "not-found", "gone", "array-lost", "array-corrupt", "tier-unavailable", "not-acceptable", "range-not-satisfiable", "parameter-invalid",
+        "not-found", "gone", "array-lost", "array-corrupt", "tier-unavailable", "not-acceptable",
+        "range-not-satisfiable", "parameter-invalid",
         "descriptor-refused", "timeout", "draining",
     ),
 }  # fmt: skip

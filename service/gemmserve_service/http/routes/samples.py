@@ -30,7 +30,10 @@ class SampleQuery(ViewQuery):
     summary="A few elements at even distances",
     responses={
         200: doc.binary("The elements, of the array's dtype.", NPY),
-        204: {"description": "A result that is on a device alone, as yet, or an array in the tier: nothing is moved for a sample."},
+        204: {
+            "description": "A result that is on a device alone, as yet, or an array in the tier: nothing is moved for "
+            "a sample."
+        },
         **doc.problems("not-found", "gone", "array-lost", "parameter-invalid"),
     },
 )

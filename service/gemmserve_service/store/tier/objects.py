@@ -47,7 +47,9 @@ class Objects:
             self._obstore: Any = import_module("obstore")
             stores: Any = import_module("obstore.store")
         except ImportError as error:
-            raise TierUnusableError("GEMMSERVE_TIER needs the library obstore: pip install 'gemmserve[tier]'") from error
+            raise TierUnusableError(
+                "GEMMSERVE_TIER needs the library obstore: pip install 'gemmserve[tier]'"
+            ) from error
         try:
             if address.startswith("file:"):
                 self._store = stores.from_url(address, mkdir=True)
@@ -157,6 +159,14 @@ class Objects:
                 "GEMMSERVE_TIER_ADOPT where that directory is lost"
             )
         self._try("written to", lambda: self._obstore.put(self._store, _OWNER, content))
+
+    def owner(self) -> str | None:
+        """Return the name of the data directory whose tier it is; None: nobody's yet. Raises TierUnavailable."""
+        found = self._content(_OWNER)
+        try:
+            return None if found is None else str(json.loads(found)["server"])
+        except (ValueError, KeyError, TypeError):
+            return ""
 
     def _content(self, name: str) -> bytes | None:
         def fetch() -> bytes | None:

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
 
     from gemmserve_service.store.array_store import ArrayStore
-    from gemmserve_service.store.extents.extents import Extent
     from gemmserve_service.store.record import ArraySpec
     from gemmserve_service.store.upload import Upload
 
@@ -250,7 +249,9 @@ class Tier:
     def _check_tier(self, nbytes: int) -> None:
         limit = self._settings.max_tier_bytes
         if limit is not None and self.used_bytes + nbytes > limit:
-            raise StoreFull(f"the tier is full: {self.used_bytes} of {limit} bytes are taken", retry_after_s=_MAX_RETRY_S)
+            raise StoreFull(
+                f"the tier is full: {self.used_bytes} of {limit} bytes are taken", retry_after_s=_MAX_RETRY_S
+            )
 
     def _excess(self) -> int:
         """Bytes that are to leave beside those that are leaving."""
@@ -272,7 +273,10 @@ class Tier:
         if (excess := self._excess()) <= 0 or self._stopping.is_set():
             return True
         protected = {
-            pinned.info.id for wanted in self._wanted.values() if wanted.granted and wanted.held for pinned in wanted.pins
+            pinned.info.id
+            for wanted in self._wanted.values()
+            if wanted.granted and wanted.held
+            for pinned in wanted.pins
         }
         chosen: list[Record] = []
         for array_id, record in self._recent.items():
@@ -399,7 +403,9 @@ class Tier:
         return wanted
 
     def ask(self, key: Hashable, pins: Iterable[Pinned]) -> None:
-        """`request` of a task that waits in the queue: not again while its arrays are on their way, or nothing comes."""
+        """`request` of a task that waits in the queue: not again while its arrays are on their way, or nothing
+        comes.
+        """
         if key not in self._wanted and self._refusal() is None:
             self.request(key, pins)
 
@@ -412,12 +418,15 @@ class Tier:
         wanted = self.request(key, pins)
         try:
             await asyncio.wait((wanted.done,), timeout=timeout_s)
-            if not wanted.done.done():
-                raise JobTimeout(f"the array's bytes were not back from the tier within {timeout_s:g} s")
-            wanted.done.result()
         except BaseException:
             self._wanted.pop(key, None)
             raise
+        if wanted.done.done() and wanted.done.exception() is None:
+            return
+        self._wanted.pop(key, None)
+        if not wanted.done.done():
+            raise JobTimeout(f"the array's bytes were not back from the tier within {timeout_s:g} s")
+        wanted.done.result()
 
     def _missing(self, wanted: Wanted) -> tuple[list[Pinned], int]:
         """Pins of arrays that nobody brings back yet, one an array, and their bytes."""
@@ -497,7 +506,7 @@ class Tier:
                 if cold.leaving is not None:
                     await cold.leaving
                 if pinned.cold is cold:  # it left
-                    await self._bring(pinned, cold)
+                    await self._bring(pinned)
             except ServiceError as error:
                 cold.fetch = None
                 if isinstance(error, ArrayCorrupt):
@@ -514,7 +523,7 @@ class Tier:
             else:
                 done.set_result(None)
 
-    async def _bring(self, pinned: Pinned, cold: Cold) -> None:
+    async def _bring(self, pinned: Pinned) -> None:
         """Bring an array back, and put on record where it is. Raises TierUnavailable, ArrayCorrupt, StoreFull."""
         record = pinned.record
         array_id, nbytes = record.info.id, record.info.nbytes
@@ -526,13 +535,13 @@ class Tier:
             assert digests is not None
             loop = asyncio.get_running_loop()
 
-            def copy(number: int) -> None:
+            def copy(number: int, view: memoryview) -> None:
                 if self._stopping.is_set():
                     raise Draining("the server is shutting down", retry_after_s=1.0)
                 found = self._objects.read(array_id, digests, nbytes, number)
                 view[number * CHUNK : number * CHUNK + len(found)] = found
 
-            work = [loop.run_in_executor(self._threads, copy, number) for number in range(-(-nbytes // CHUNK))]
+            work = [loop.run_in_executor(self._threads, copy, number, view) for number in range(-(-nbytes // CHUNK))]
             outcomes = await asyncio.gather(*work, return_exceptions=True)  # none writes any more
             for outcome in outcomes:
                 if isinstance(outcome, BaseException):
@@ -617,7 +626,12 @@ class Tier:
         pages = self._objects.ids()
         while (page := await self._in_thread(lambda: next(pages, None))) is not None:
             for array_id in page:
-                busy = not array_id.startswith("arr_") or array_id in self._writing or array_id in self._touched or array_id in self._garbage
+                busy = (
+                    not array_id.startswith("arr_")
+                    or array_id in self._writing
+                    or array_id in self._touched
+                    or array_id in self._garbage
+                )
                 if busy or self._store.knows(array_id) or array_id > self._store.began:
                     continue
                 self._garbage[array_id] = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import itertools
 import shutil
 import threading
 from types import SimpleNamespace
@@ -59,6 +59,11 @@ async def read(store, array_id):
         return np.frombuffer(bytes(pinned.view), pinned.info.dtype).reshape(pinned.info.shape)
 
 
+async def _store_for_ever(store):
+    for seed in itertools.count(100):
+        await store_array(store, matrix(seed))
+
+
 def _result(info):
     (array_id,) = info.result.values()
     return array_id
@@ -110,7 +115,7 @@ async def test_many_jobs_whose_operands_are_all_in_the_tier(make_core, tiered):
     core = await make_core(tiered(max_store_bytes=6 * NBYTES))
     ids = [(await store_array(core.store, matrix(seed))).id for seed in range(12)]
     submitted = await asyncio.gather(
-        *(core.jobs.submit(GemmJob(op="gemm", a=a, b=b)) for a, b in zip(ids, ids[1:], strict=False))
+        *(core.jobs.submit(GemmJob(op="gemm", a=a, b=b)) for a, b in itertools.pairwise(ids))
     )
     ended = [await core.jobs.wait(info.id, 60.0) for info, _ in submitted]
     assert {info.state for info in ended} == {JobState.SUCCEEDED}
@@ -194,8 +199,7 @@ async def test_without_the_tier_uploads_that_need_room_are_refused_and_all_else_
         for name in ("put", "read", "delete"):
             patch.setattr(Objects, name, _unreachable)
         with pytest.raises(TierUnavailable) as caught:
-            for seed in range(2, 10):
-                await store_array(store, matrix(seed))
+            await asyncio.wait_for(_store_for_ever(store), 60.0)
         assert caught.value.retry_after_s > 0
         with pytest.raises(TierUnavailable):
             await read(store, info.id)
@@ -208,8 +212,7 @@ async def test_without_the_tier_uploads_that_need_room_are_refused_and_all_else_
 async def test_a_full_tier(make_store, tiered):
     store = await make_store(tiered(max_tier_bytes=2 * NBYTES))
     with pytest.raises(StoreFull, match="the tier is full"):
-        for seed in range(12):
-            await store_array(store, matrix(seed))
+        await asyncio.wait_for(_store_for_ever(store), 60.0)
     assert store.tier.used_bytes <= 2 * NBYTES
 
 
@@ -295,7 +298,9 @@ class Snapshots:
         patch.setattr(owner, name, call_async if asynchronous else call)
 
 
-async def test_a_process_killed_at_any_step_loses_nothing(make_store, tiered, eventually, monkeypatch, tmp_path, own_files):
+async def test_a_process_killed_at_any_step_loses_nothing(
+    make_store, tiered, eventually, monkeypatch, tmp_path, own_files
+):
     store = await make_store(tiered(tier_high_water=1.0, recycle_bytes=0))
     kept = {(await store_array(store, matrix(seed))).id: seed for seed in range(4)}
     await eventually(lambda: store.tier._claimed is True)
@@ -350,7 +355,7 @@ async def _recovers(settings, folder, live, all_of_them, step, eventually):
         rows = await database.read(lambda db: db.execute("SELECT extent FROM arrays").fetchall())
         named = {row["extent"] for row in rows} - {None}
         await eventually(lambda: not store.tier._leaving)
-        files = set(os.listdir(settings.data_dir / "extents"))
+        files = {path.name for path in (settings.data_dir / "extents").iterdir()}
         assert named <= files | {record.extent and record.extent.name for record in store._catalog}, step
     finally:
         await store.stop()
