@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from live_server import LiveServer
+from live_server import LiveServer, until
 from s3_stand_in import BUCKET, S3StandIn
 
 import gemmserve
@@ -38,12 +38,12 @@ def test_three_times_what_the_store_holds(tmp_path):
     with S3StandIn() as s3, LiveServer(data_dir=tmp_path / "data", environment=environment(s3)) as server:
         with gemmserve.Client(server.url) as client:
             handles = [client.put(matrix(seed)) for seed in range(ARRAYS)]
-            products = [client.gemm(a, b, store=True) for a, b in zip(handles, reversed(handles), strict=True)]
+            products = [client.gemm(a, b) for a, b in zip(handles, reversed(handles), strict=True)]
             for seed, (handle, product) in enumerate(zip(handles, products, strict=True)):
-                np.testing.assert_array_equal(handle.get(), matrix(seed))
+                np.testing.assert_array_equal(handle.numpy(), matrix(seed))
                 a, b = matrix(seed).astype("c16"), matrix(ARRAYS - 1 - seed).astype("c16")
                 bound = 2 * (SIDE + 2) * np.finfo("f4").eps * (np.abs(a) @ np.abs(b))
-                assert (np.abs(product.get() - a @ b) <= bound).all()
+                assert (np.abs(product.numpy() - a @ b) <= bound).all()
             usage = client.usage()
         assert s3.objects
         assert s3.environment["AWS_SECRET_ACCESS_KEY"] not in server.text
@@ -67,7 +67,7 @@ def test_killed_at_any_moment_nothing_is_lost(tmp_path):
                     try:
                         kept[client.put(matrix(seed)).id] = seed
                         first = next(iter(kept))
-                        np.testing.assert_array_equal(client.array(first).get(), matrix(kept[first]))
+                        np.testing.assert_array_equal(client.array(first).numpy(), matrix(kept[first]))
                     except gemmserve.GemmserveError:
                         stop.wait(0.05)
                     seed += 1
@@ -77,7 +77,7 @@ def test_killed_at_any_moment_nothing_is_lost(tmp_path):
         try:
             for _ in range(3):
                 before = len(kept)
-                server.until(lambda before=before: len(kept) >= before + 6 or not thread.is_alive())
+                until(lambda before=before: len(kept) >= before + 6 or not thread.is_alive())
                 front = server.front()
                 front.send_signal(signal.SIGKILL)
                 front.wait(60)
@@ -86,5 +86,5 @@ def test_killed_at_any_moment_nothing_is_lost(tmp_path):
             thread.join(120)
         with gemmserve.Client(server.url) as client:
             for array_id, seed in kept.items():
-                np.testing.assert_array_equal(client.array(array_id).get(), matrix(seed))
+                np.testing.assert_array_equal(client.array(array_id).numpy(), matrix(seed))
     assert len(kept) >= 18

@@ -31,6 +31,7 @@ import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -46,6 +47,7 @@ from gemmserve_service.store.tier.cold import Cold, Wanted
 from gemmserve_service.store.tier.objects import CHUNK, DIGEST_BYTES, Objects, TierUnusableError
 
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
 
     from gemmserve_service.store.array_store import ArrayStore
@@ -570,7 +572,7 @@ class Tier:
         assert digests is not None
         for number in range(start // CHUNK, -(-stop // CHUNK)):
             try:
-                found = await self._in_thread(lambda at=number: self._objects.read(record.info.id, digests, nbytes, at))
+                found = await self._in_thread(partial(self._objects.read, record.info.id, digests, nbytes, number))
             except TierUnavailable as error:
                 self._failed(error)
                 raise
@@ -644,9 +646,8 @@ class Tier:
             if self._stopping.is_set():
                 return
             if not self._store.knows(array_id):
-                await self._in_thread(lambda name=array_id: self._objects.delete(name))
-                row = {"id": array_id}
-                await self._store.database.write(lambda db, row=row: db.execute(_SQL["remove_garbage"], row))
+                await self._in_thread(partial(self._objects.delete, array_id))
+                await self._store.database.write(partial(_forget_garbage, array_id))
             self._garbage.pop(array_id, None)
 
     async def _adopt(self) -> None:
@@ -656,7 +657,7 @@ class Tier:
             for array_id in sorted(page):
                 if self._store.knows(array_id) or array_id in self._garbage:
                     continue
-                beside = await self._in_thread(lambda name=array_id: self._objects.record(name))
+                beside = await self._in_thread(partial(self._objects.record, array_id))
                 found = None if beside is None else _from_record(beside)
                 if found is not None and found[0].id == array_id:
                     await self._store.adopt_cold(*found)
@@ -675,6 +676,10 @@ class Tier:
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _forget_garbage(array_id: str, db: sqlite3.Connection) -> None:
+    db.execute(_SQL["remove_garbage"], {"id": array_id})
 
 
 def _end(wanted: Wanted, error: Exception | None) -> None:
