@@ -95,23 +95,6 @@ def plan_memory(grid: Grid, spec: DeviceSpec, budget: int) -> MemoryPlan:
     return _Planner(grid, spec).plan(budget)
 
 
-def least_upload_bytes(grid: Grid, panel_bytes: int) -> int:
-    """Return bytes below which no way through a grid of one matrix uploads, where `panel_bytes` of panels fit into
-    memory at once: every panel comes once, and whichever of a block's two panels comes last meets no more of the other
-    side than fits beside it.
-    """
-    panels = _panels(grid)
-    once = sum(panels["a"].values()) + sum(panels["b"].values())
-    if len(grid.runs) > 1:
-        return once
-    problem = grid.problem
-    row, column = problem.a.nbytes / problem.m, problem.b.nbytes / problem.n
-    beside = panel_bytes - min((*panels["a"].values(), *panels["b"].values()))
-    if beside <= 0:
-        return once
-    return max(once, int(problem.m * problem.n * row * column / beside))
-
-
 def _panels(grid: Grid) -> dict[Side, dict[int, int]]:
     """Return the bytes of every panel, by side and number."""
     found: dict[Side, dict[int, int]] = {"a": {}, "b": {}}

@@ -37,7 +37,6 @@ _NARROWEST: Final = 64
 """Rows of a panel below which k is cut instead."""
 _WIDE: Final = 2
 """Times an element's bytes that a partial sum over part of k takes: it is kept in double precision."""
-_MAX_SIZE: Final = 1 << 27
 _ROUNDING: Final = 1e-9
 _BOUND_SHARE: Final = 0.15
 """Share of the time from which waiting is called what bounds a product."""
@@ -223,30 +222,6 @@ def speedup(rates: Rates, found: Prediction, *, side: int = SIDE) -> float:
     """Return how many times as fast as one device of one host, operands lying alike, with all of its memory."""
     alone = replace(found.hosts, devices=1, nodes=1, link=None, peers=False)
     return predict(rates, found.product, alone, side=side).seconds / found.seconds
-
-
-def least_size(rates: Rates, hosts: Hosts, busy: float = 0.9, *, dtype: str = "complex64", side: int = SIDE) -> int:
-    """Return the least n, of n x n x n, from which on devices compute for at least that share of the time."""
-
-    def good(n: int) -> bool:
-        return _fastest(rates, Product(n, n, n, dtype), [hosts], side).busy >= busy
-
-    low, high = side, 2 * side
-    while not good(high):
-        low, high = high, 2 * high
-        if high > _MAX_SIZE:
-            raise ParameterInvalid(f"no size at which {hosts.count} devices compute for {busy:.0%} of the time", "n")
-    while high - low > max(side // 16, high // 200):
-        middle = (low + high) // 2
-        low, high = (low, middle) if good(middle) else (middle, high)
-    return high
-
-
-def devices_fed(rates: Rates, product: Product, jobs_per_s: float) -> float:
-    """Return how many devices are busy when a front hands out so many jobs of that product, on resident operands, a
-    second.
-    """
-    return jobs_per_s * rates.product_seconds(product.dtype, product.compute, product.m, product.n, product.k)
 
 
 @lru_cache(maxsize=256)

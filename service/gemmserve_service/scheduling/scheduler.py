@@ -15,11 +15,10 @@ import itertools
 import logging
 import random
 import time
-from collections import Counter
 from typing import TYPE_CHECKING, Final, Protocol
 
-from gemmserve_kernels import GemmProblem, KernelError, Plan
-from gemmserve_kernels.blocks.grid import Grid, GridRule
+from gemmserve_kernels import KernelError
+from gemmserve_kernels.blocks.grid import GridRule
 from gemmserve_service.errors import (
     Description,
     Draining,
@@ -34,7 +33,8 @@ from gemmserve_service.errors import (
 from gemmserve_service.executor.protocol import Cancel, Done, Failed, Forget, RunBatch, Written
 from gemmserve_service.programs import Program
 from gemmserve_service.scheduling.admission import Admission
-from gemmserve_service.scheduling.blocks import Blocks, BlockTask
+from gemmserve_service.scheduling.blocks.blocks import Blocks, BlockTask
+from gemmserve_service.scheduling.blocks.dispatch import BlockDispatch
 from gemmserve_service.scheduling.deadlines import Deadlines
 from gemmserve_service.scheduling.estimates import Estimates, device_seconds
 from gemmserve_service.scheduling.fair_queue import FairQueue
@@ -49,6 +49,7 @@ from gemmserve_service.scheduling.watchdog import Watchdog
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from gemmserve_kernels import Plan
     from gemmserve_service.executor.port import Executor, Worker
     from gemmserve_service.executor.protocol import Compiling, Kept, Work
     from gemmserve_service.programs import Problem
@@ -84,8 +85,6 @@ class Scheduler:
         self.settings = settings
         self.executor = executor
         self.draining = False
-        self.grid_rule = GridRule(settings.block_side)
-        """Rule by which large products are cut into blocks."""
         self.queue = FairQueue()
         self.quotas = store.quotas
         self.admissions = Admission(settings, self.queue, self.quotas)
@@ -93,6 +92,10 @@ class Scheduler:
         self.deadlines = Deadlines(self._expire)
         self.fleet = Fleet(executor)
         self.placement = Placement(self.fleet, self.estimates, Links(settings.probe_file), self._dispatch)
+        rule = GridRule(settings.block_side)
+        self.blocks = BlockDispatch(
+            rule, executor, self.fleet, self.placement, self.estimates, self._blocks_ended, self._blocks_gone
+        )
         self.writes = WriteBack(store, executor, self.submit, self.cancel, self._dispatch)
         """Pending results: on a device or in the host arena, and not on disk yet."""
         self.watchdog = Watchdog(executor, silence_s=settings.heartbeat_timeout_s, hang_s=settings.hang_s)
@@ -187,7 +190,7 @@ class Scheduler:
             return
         task.order = (-task.priority, next(self._sequence))
         known = self.fleet.representatives or self.executor.workers()
-        lasting = task if (blocks := self._divide(task)) is None else blocks.typical
+        lasting = task if (blocks := self.blocks.divide(task)) is None else blocks.typical
         task.estimated(min((self.estimates.seconds(lasting, worker) for worker in known), default=0.0))
         if task.trace is not None:
             task.trace.submitted(task.submitted, task.described())
@@ -202,14 +205,6 @@ class Scheduler:
             self._dispatch_soon()
         else:
             self._dispatch()
-
-    def _divide(self, task: Task) -> Blocks | None:
-        """Cut a product into blocks that is so large."""
-        if isinstance(task.problem, GemmProblem) and task.size[1] >= self.grid_rule.min_flops:
-            grid = Grid.of(task.problem, self.grid_rule)
-            if grid is not None:
-                task.blocks = Blocks(task, grid, self._blocks_ended, self._blocks_gone)
-        return task.blocks
 
     def cancel(self, task: Task) -> None:
         """Ends a task with JobCancelled: a queued one is never run, a running one's worker stops at its next panel."""
@@ -504,7 +499,7 @@ class Scheduler:
                 return False
             if ahead and task.crashes:
                 return False
-            if task.blocks is not None and not self._suits(task.blocks, worker):
+            if task.blocks is not None and not self.blocks.suits(task.blocks, worker):
                 if (failure := self._impossible(task.blocks.typical)) is not None:
                     failed.append((task, failure))
                 return False
@@ -540,32 +535,13 @@ class Scheduler:
             return None
         return JobFailed(describe(errors[0]))
 
-    def _suits(self, blocks: Blocks, worker: Worker) -> bool:
-        """Whether a worker may have one of those blocks now; all go to the devices that are through first, which are
-        chosen before the first of them, and again when there are none of these any more.
-        """
-        known = self.fleet.representatives
-        if blocks.device_class is None or not (
-            blocks.under_way or any(each.device_class == blocks.device_class for each in known)
-        ):
-            able = [each for each in known if isinstance(self.placement.plan(blocks.typical, each), Plan)]
-            alike = Counter(each.device_class for each in self.executor.workers() if each.ready)
-
-            def seconds(each: Worker) -> float:
-                return self.estimates.seconds(blocks.typical, each) / max(alike[each.device_class], 1)
-
-            if able:
-                blocks.choose(min(able, key=seconds).device_class)
-        return blocks.suits(worker)
-
     def _take_block(self, task: Task, blocks: Blocks, worker: Worker) -> Task | None:
         """Take a block of a product, which goes back to the queue while it has others. None: the device cannot compute
         it, which ends the product.
         """
-        block = blocks.take(worker, self.executor.workers())
-        if isinstance(plan := block.plans[worker.device_class], KernelError):
-            blocks.give_back(block)
-            self._drop(task, JobFailed(describe(plan)))
+        block = self.blocks.take(blocks, worker)
+        if isinstance(block, KernelError):
+            self._drop(task, JobFailed(describe(block)))
             return None
         if blocks.left:
             self.queue.push(task)

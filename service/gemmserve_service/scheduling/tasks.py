@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gemmserve_service.products import Product
     from gemmserve_service.programs import Problem
     from gemmserve_service.runtime.tracing.spans import ProductTrace
-    from gemmserve_service.scheduling.blocks import Blocks
+    from gemmserve_service.scheduling.blocks.blocks import Blocks
     from gemmserve_service.scheduling.deadlines import Deadline
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
     from gemmserve_service.store.pending import PendingResults

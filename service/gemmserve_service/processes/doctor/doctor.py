@@ -14,6 +14,7 @@ from gemmserve_service.processes.doctor.tier import tier
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gemmserve_kernels import DeviceSpec
     from gemmserve_service.settings import Settings
 
 _PACKAGES: Final = ("gemmserve", "numpy", "httpx", "fastapi", "uvicorn", "uvloop", "pydantic", "rich")
@@ -33,7 +34,7 @@ def examine(settings: Settings, machine: Machine | None = None) -> list[Finding]
         *limits(settings, machine),
         *arena(settings, accelerators if settings.device == "auto" else settings.device.split(",")),
         *tier(settings),
-        *_devices(accelerators),
+        *_devices(settings, accelerators),
     ]
 
 
@@ -54,24 +55,43 @@ def _cxx(machine: Machine) -> Iterator[Finding]:
     yield Finding("ok" if found else "note", "c++", text)
 
 
-def _devices(accelerators: list[str]) -> Iterator[Finding]:
+def _devices(settings: Settings, accelerators: list[str]) -> Iterator[Finding]:
     for name in (*accelerators, "cpu"):
-        yield _verify(name)
+        yield from _verify(name, settings)
 
 
-def _verify(device: str) -> Finding:
+def _verify(device: str, settings: Settings) -> Iterator[Finding]:
+    """A verified product on a device, and what memory it has for large ones."""
     from gemmserve_kernels import DeviceError
     from gemmserve_service.executor.worker.backend import DeviceUnavailable
     from gemmserve_service.executor.worker.checks.selftest import verified_error
     from gemmserve_service.executor.worker.open_backend import open_backend
 
     try:
-        backend = open_backend(device, cache_share=0.0)
+        backend = open_backend(device, cache_share=0.0, memory_bytes=settings.device_memory_bytes)
         error = verified_error(backend)
     except (DeviceUnavailable, DeviceError, MemoryError) as failure:
-        return Finding("error", device, str(failure))
+        yield Finding("error", device, str(failure))
+        return
     spec: dict[str, Any] = backend.spec_fields()
     modes = ", ".join(spec["compute_modes"])
     memory = spec["memory_bytes"] / (1 << 30)
     text = f"{spec['name']} ({spec['arch']}), {memory:.0f} GiB; modes {modes}; verified product, error {error:.1e}"
+    yield Finding("ok", device, text)
+    yield _large(device, backend.spec, backend.planned_bytes, settings.block_side)
+
+
+def _large(device: str, spec: DeviceSpec, planned_bytes: int, side: int) -> Finding:
+    """Say what a device's memory means for large products. `planned_bytes` 0: nothing bounds what they take of it."""
+    from gemmserve_kernels.blocks.grid import GridRule
+    from gemmserve_kernels.blocks.reach import reach_of
+
+    budget = planned_bytes or spec.memory_bytes
+    reach = reach_of(spec, budget, GridRule(side))
+    whole = f"{budget / 1e9:.3g} GB for large products"
+    if not reach.streamed:
+        advice = "set GEMMSERVE_DEVICE_MEMORY_BYTES higher, or not at all"
+        return Finding("note", device, f"{whole}: too little for a complex64 one of {side} x {side} x {side}", advice)
+    lies = f"operands of n x n x n up to n = {reach.resident} lie there, " if reach.resident else ""
+    text = f"{whole}: complex64 {lies}panels of larger ones stream through up to n = {reach.streamed}"
     return Finding("ok", device, text)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gemmserve_kernels import DeviceSpec, GemmProblem, Operand
 from gemmserve_kernels.blocks.grid import Grid, GridRule
-from gemmserve_kernels.blocks.memory_plan import least_upload_bytes, plan_memory
+from gemmserve_kernels.blocks.memory_plan import plan_memory
 from gemmserve_kernels.device.spec import KNOWN
 
 H200 = KNOWN["H200"]
@@ -44,6 +44,23 @@ def follow(grid: Grid, plan) -> None:
             users[place] = position
     assert not uploads
     assert sorted(plan.order) == list(range(grid.count))
+
+
+def least_upload_bytes(grid: Grid, panel_bytes: int) -> int:
+    """Return bytes below which no way through a grid of one matrix uploads, where `panel_bytes` of panels fit into
+    memory at once: every panel comes once, and whichever of a block's two panels comes last meets no more of the other
+    side than fits beside it.
+    """
+    panels = {side: {grid.panel(side, i): grid.panel_bytes(side, i) for i in range(grid.count)} for side in ("a", "b")}
+    once = sum(panels["a"].values()) + sum(panels["b"].values())
+    if len(grid.runs) > 1:
+        return once
+    problem = grid.problem
+    row, column = problem.a.nbytes / problem.m, problem.b.nbytes / problem.n
+    beside = panel_bytes - min((*panels["a"].values(), *panels["b"].values()))
+    if beside <= 0:
+        return once
+    return max(once, int(problem.m * problem.n * row * column / beside))
 
 
 extents = st.tuples(st.integers(1, 90), st.integers(1, 90), st.integers(1, 40))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from gemmserve_kernels import DeviceSpec
+from gemmserve_kernels.blocks.reach import reach_of
+from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.processes.doctor import doctor
 from gemmserve_service.processes.doctor.machine import Finding, Machine
@@ -11,8 +14,8 @@ from gemmserve_service.settings import Settings
 
 
 def test_the_cpu_is_verified():
-    finding = doctor._verify("cpu")
-    assert finding.level == "ok"
+    finding, large = doctor._verify("cpu", Settings())
+    assert (finding.level, large.level) == ("ok", "ok")
     assert "verified product" in finding.text
     assert "fp64" in finding.text
 
@@ -22,13 +25,30 @@ def test_a_wrong_product_is_an_error(monkeypatch):
         results["d"][...] = np.float32(1)
 
     monkeypatch.setattr(CpuBackend, "run", wrong)
-    finding = doctor._verify("cpu")
+    (finding,) = doctor._verify("cpu", Settings())
     assert finding.level == "error"
     assert "came out wrong" in finding.text
 
 
 def test_a_device_that_is_not_there_is_an_error():
-    assert doctor._verify("rocm:7").level == "error"
+    (finding,) = doctor._verify("rocm:7", Settings())
+    assert finding.level == "error"
+
+
+def test_the_memory_for_large_products_is_said():
+    *_, large = doctor._verify("cpu", Settings(device_memory_bytes=3 << 30))
+    reach = reach_of(DeviceSpec.cpu(), 3 << 30)
+    assert reach.resident < reach.streamed
+    assert f"{(3 << 30) / 1e9:.3g} GB" in large.text
+    assert f"up to n = {reach.resident} lie there" in large.text
+    assert f"up to n = {reach.streamed}" in large.text
+
+
+def test_too_little_memory_for_large_products_is_said():
+    finding = doctor._large("cuda:0", KNOWN["H200"], 1 << 20, 4096)
+    assert finding.level == "note"
+    assert "too little" in finding.text
+    assert "GEMMSERVE_DEVICE_MEMORY_BYTES" in finding.advice
 
 
 def test_a_finding_is_a_line_and_its_advice():

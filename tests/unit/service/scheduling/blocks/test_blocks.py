@@ -18,8 +18,8 @@ from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_service import products
 from gemmserve_service.errors import Draining, JobCancelled, JobFailed, JobTimeout, WorkerCrashed
 from gemmserve_service.executor.protocol import Done
-from gemmserve_service.scheduling import blocks as blocks_module
-from gemmserve_service.scheduling.blocks import Blocks, BlockTask, _tiles
+from gemmserve_service.scheduling.blocks import blocks as blocks_module
+from gemmserve_service.scheduling.blocks.blocks import Blocks, BlockTask, _tiles
 from gemmserve_service.scheduling.estimates import Estimates
 from gemmserve_service.scheduling.tasks import Task
 from gemmserve_service.schemas import Elements, GemmParams, Timings
