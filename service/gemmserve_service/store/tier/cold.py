@@ -1,44 +1,23 @@
-"""Cold: state of an array whose bytes are in the tier alone; and Wanted, a request for some of them at one time."""
+"""Cold: state of an array whose bytes are in the tier alone."""
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import asyncio
 
     from gemmserve_service.errors import ServiceError
-    from gemmserve_service.store.pin import Pinned
 
 
 @dataclass(eq=False)
 class Cold:
-    """Array that has no extent. Who wants its bytes asks `Tier.bring_back`, or `Tier.read_range` for some of them."""
+    """Array that has no extent. For its bytes ask `Tier.bring_back`, or `Tier.read_range` for some of them."""
 
     leaving: asyncio.Future[None] | None = None
     """The write that puts on record that it has no extent any more, as long as that is under way."""
     fetch: asyncio.Future[None] | None = None
-    """What brings it back, whoever asked first."""
+    """End of the transfer that brings it back, whoever asked first."""
     error: ServiceError | None = None
     """Error for which it could not be brought back, where trying again would not mend it."""
-
-
-@dataclass(eq=False)
-class Wanted:
-    """Arrays that somebody needs together: they come back together, or wait together for room.
-
-    What is there stays until each pin has been used or released.
-    """
-
-    pins: Sequence[Pinned]
-    granted: bool = False
-    """Whether there was room for them, so that they come."""
-    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Ends when all of them are there, or with the error of one."""
-
-    @property
-    def held(self) -> bool:
-        """Whether somebody waits for them, or is about to use them."""
-        return any(pinned.held and not pinned.used for pinned in self.pins)

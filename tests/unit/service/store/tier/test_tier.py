@@ -19,6 +19,7 @@ from gemmserve_service.settings import Settings
 from gemmserve_service.store.array_store import ArrayStore
 from gemmserve_service.store.database.database import Database
 from gemmserve_service.store.tier import objects as tier_objects
+from gemmserve_service.store.tier import tier as tier_module
 from gemmserve_service.store.tier.objects import Objects
 
 SIDE = 128
@@ -29,8 +30,8 @@ ROOM = 4 * NBYTES
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Chunks of which an array has several."""
-    for module in ("objects", "tier"):
-        monkeypatch.setattr(f"gemmserve_service.store.tier.{module}.CHUNK", 40_000)
+    for module in (tier_objects, tier_module):
+        monkeypatch.setattr(module, "CHUNK", 40_000)
 
 
 @pytest.fixture
