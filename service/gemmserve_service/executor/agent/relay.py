@@ -34,6 +34,7 @@ from gemmserve_service.executor.protocol import (
     RunBatch,
     Write,
     Written,
+    encode,
 )
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class _Task:
     told: bool = False
     """Whether its answer may go to the front."""
     frames: list[bytes] = field(default_factory=list)
-    """Small results, which go right before the answer."""
+    """Frames for the front: small results, and the answer."""
     refused: int = 0
     """Times that the front refused bytes of its operands."""
     bare: list[str] = field(default_factory=list)
@@ -324,15 +325,15 @@ class Relay:
     def worker_said(self, message: Beat | Compiling | Done | Failed | Written | Kept, body: bytes) -> None:
         """Take a message of the worker's, of which `body` is the JSON."""
         if isinstance(message, Done | Failed):
-            self._answered(message)
+            self._answered(message, _frame(body))
         elif isinstance(message, Written):
             self._written(message)
         elif isinstance(message, Beat):
             self._front.send(self._with_progress(message))
         else:
-            self._front.send(len(body).to_bytes(4, "big") + body)
+            self._front.send(_frame(body))
 
-    def _answered(self, answer: Done | Failed) -> None:
+    def _answered(self, answer: Done | Failed, frame: bytes) -> None:
         task = self._tasks.get(answer.task)
         if task is None or not task.passed or task.answer is not None:
             log.warning("the worker answered task %s, which it does not have", answer.task)
@@ -344,10 +345,11 @@ class Relay:
                 self._deferred[answer.task] = _Deferred(answer.task, task.work.attempt, result_bytes(task.work))
             runs = self._runs(task)
             if sum(len(body) for _, _, body in runs) > self._inline_bytes:
-                self._upload(task, runs)
+                self._upload(task, runs, frame)
                 return
             task.frames = _frames(task.work.task, task.work.attempt, runs)
             del runs
+        task.frames.append(frame)
         self._end(task)
 
     def _end(self, task: _Task) -> None:
@@ -357,8 +359,7 @@ class Relay:
         for lane in self._answers:
             while lane and lane[0].told:
                 ended = lane.popleft()
-                assert ended.answer is not None
-                self._front.send(*ended.frames, ended.answer)
+                self._front.send(*ended.frames)
                 del self._tasks[ended.work.task]
         self._pump()
         self._look_if_drained()
@@ -369,6 +370,7 @@ class Relay:
         task.answer = Failed(
             task=task.work.task, slug=found.slug, status=found.status, title=found.title, detail=found.detail
         )
+        task.frames = [encode(task.answer)]
         self._end(task)
 
     def _release(self, task: _Task) -> None:
@@ -378,7 +380,7 @@ class Relay:
         task.bare = []
 
     def _give_back(self, task: _Task) -> None:
-        """Give back what a task has of the node's memory. What it made is kept, if it is an array."""
+        """Give back what a task has of the node's memory. What it made is kept, if it is a large array."""
         if task.transfer is not None:
             self._fetches.drop(task.transfer)
             self._uploads.drop(task.transfer)
@@ -390,7 +392,7 @@ class Relay:
         made = isinstance(task.answer, Done)
         for number, extent in task.own.items():
             use = task.uses[number]
-            if made and use is not None and use.array is not None and not use.reads and use.writes == [(0, use.end)]:
+            if made and use is not None and _worth_keeping(use):
                 self._memory.keep(use.array, extent, use.end)
             else:
                 self._memory.give(extent)
@@ -408,10 +410,11 @@ class Relay:
             runs += [(use.row[0], use.row[3] + low, view[low - first : high - first]) for low, high in use.writes]
         return runs
 
-    def _upload(self, task: _Task, runs: list[Run]) -> None:
+    def _upload(self, task: _Task, runs: list[Run], frame: bytes) -> None:
         def done(error: Exception | None) -> None:
             task.transfer = None
             if error is None:
+                task.frames.append(frame)
                 self._end(task)
             else:
                 log.info("the front does not want the result of task %s any more", task.work.task)
@@ -553,6 +556,16 @@ def _uploads(task: str, attempt: int, runs: Iterable[Run]) -> list[tuple[str, me
         for extent, offset, body in runs
         for at in range(0, len(body), PIECE)
     ]
+
+
+def _worth_keeping(use: Use) -> bool:
+    """Whether a result is an array that would not come again with a task's message, as small ones do."""
+    return use.array is not None and not use.reads and use.writes == [(0, use.end)] and use.end > INLINE_BYTES
+
+
+def _frame(body: bytes) -> bytes:
+    """Return the frame of a message that is JSON already."""
+    return len(body).to_bytes(4, "big") + body
 
 
 def _frames(task: str, attempt: int, runs: Iterable[Run]) -> list[bytes]:
