@@ -83,7 +83,7 @@ def said_before_the_end(port: int, data: bytes) -> bytes:
     return said
 
 
-JOIN = {"kind": "join", "name": "peer", "device": "cpu", "session": "0" * 16}
+JOIN = {"kind": "join", "protocol": 1, "name": "peer", "device": "cpu", "session": "0" * 16}
 
 
 @pytest.mark.parametrize(

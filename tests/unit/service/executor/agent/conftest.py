@@ -69,7 +69,9 @@ def product():
         refs = {}
         for name, array, cache_id in (("a", a, ids[0]), ("b", b, ids[1]), ("d", result, f"{task}-d")):
             extent = f"x-{cache_id or task + name}"
-            front.extents.setdefault(extent, bytearray(start) + bytearray(array.tobytes() if name != "d" else array.nbytes))
+            front.extents.setdefault(
+                extent, bytearray(start) + bytearray(array.tobytes() if name != "d" else array.nbytes)
+            )
             refs[name] = ArrayRef(
                 extent=extent,
                 path=f"/front/{extent}",
