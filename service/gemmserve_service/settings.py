@@ -320,8 +320,8 @@ class Settings(BaseSettings):
             return self
         if self.tls_certificate is None and not (is_loopback(self.join_host) or self.join_insecure):
             raise ValueError(
-                f"workers would join by {self.join_host} without TLS: set tls_certificate and tls_key, or join_insecure "
-                "where nobody else is on that network"
+                f"workers would join by {self.join_host} without TLS: set tls_certificate and tls_key, or "
+                "join_insecure where nobody else is on that network"
             )
         return self
 

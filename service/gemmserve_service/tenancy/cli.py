@@ -64,8 +64,8 @@ class Keys:
             dest="key_scopes",
             default="read,submit",
             metavar="LIST",
-            help="read (look, download), submit (upload, multiply, delete), admin; or worker alone (join as a worker, and "
-            "nothing else); default read,submit",
+            help="read (look, download), submit (upload, multiply, delete), admin; or worker alone (join as "
+            "a worker, nothing else); default read,submit",
         )
         create.add_argument(
             "--expires-in", dest="key_life", metavar="TIME", help="life, as in 12h, 90d; default: until revoked"

@@ -8,7 +8,7 @@ in the turn of the event loop in which a task is taken from a link, all of this 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -44,16 +44,23 @@ class Elsewhere(RuntimeError):  # noqa: N818 (likewise)
 class _Ranges:
     """Ranges of one file, none touching another."""
 
-    def __init__(self, file: File, ranges: Iterable[tuple[int, int]]) -> None:
+    def __init__(self, file: File, ranges: Iterable[tuple[int, int]] = ()) -> None:
         self.file = file
         self._starts: list[int] = []
         self._ends: list[int] = []
         for start, end in sorted(ranges):
-            if self._ends and start <= self._ends[-1]:
-                self._ends[-1] = max(self._ends[-1], end)
-            else:
-                self._starts.append(start)
-                self._ends.append(end)
+            self.add(start, end)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self._starts, self._ends, strict=True)
+
+    def add(self, start: int, end: int) -> None:
+        """Add a range, which becomes one with those that it touches."""
+        first, last = bisect_left(self._ends, start), bisect_right(self._starts, end)
+        if first < last:
+            start, end = min(start, self._starts[first]), max(end, self._ends[last - 1])
+        self._starts[first:last] = [start]
+        self._ends[first:last] = [end]
 
     def holds(self, start: int, end: int) -> bool:
         """Whether all bytes from `start` to `end` are in one of them."""
@@ -69,8 +76,14 @@ class Assignment:
         self.attempt = work.attempt
         self._reads: dict[str, _Ranges] | None = None
         self._writes: dict[str, _Ranges] | None = None
+        self._came: dict[str, _Ranges] = {}
+        """Bytes of results that are in their place."""
         self.deferred = False
         """Whether it was answered, and its results are still to be written."""
+        self._placed = False
+        """Whether it was said where the results of a deferred task go."""
+        self.unwanted = False
+        """Whether nobody wants its results any more, whatever they are."""
 
     def reads(self, extent: str, start: int, end: int) -> File | None:
         """Return the file of an operand's bytes; None: they are none of it."""
@@ -86,8 +99,31 @@ class Assignment:
             self._writes = _by_file(self.work.extents, self._places("results"))
         return _found(self._writes, extent, start, end)
 
+    def came(self, extent: str, start: int, end: int) -> None:
+        """Note bytes of a result that are in their place now."""
+        found = self.writes(extent, start, end)
+        assert found is not None
+        self._came.setdefault(extent, _Ranges(found)).add(start, end)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every byte of its results is in its place: what is not would be what another array had there."""
+        if self.deferred and not self._placed:
+            return False
+        if self._writes is None:
+            self._writes = _by_file(self.work.extents, self._places("results"))
+        return all(
+            (came := self._came.get(name)) is not None and came.holds(start, end)
+            for name, ranges in self._writes.items()
+            for start, end in ranges
+        )
+
     def placed(self, message: Write) -> None:
-        """Take in where results go that had no place."""
+        """Take in where results go that had no place. A second time, only that they are urgent."""
+        if self._placed:
+            return
+        self._placed = True
+        self._came.clear()
         rows = self.work.extents
         lengths = {rows[row][4]: nbytes for row, _, nbytes in self._places("results")}
         places, found = list(message.places.items()), []
@@ -134,6 +170,26 @@ class Assignments:
     def has(self, task: str) -> bool:
         """Whether the link has the task, answered or not."""
         return task in self._tasks
+
+    def waits_for(self, task: str) -> bool:
+        """Whether the task has not been answered."""
+        found = self._tasks.get(task)
+        return found is not None and not found.deferred
+
+    def complete(self, task: str) -> bool:
+        """Whether all bytes of a task's results have come, or nobody wants them."""
+        found = self._tasks.get(task)
+        return found is not None and (found.unwanted or found.complete)
+
+    def unwanted(self, tasks: Iterable[str]) -> None:
+        """Note that nobody wants the results of these tasks any more."""
+        for task in tasks:
+            if (found := self._tasks.get(task)) is not None:
+                found.unwanted = True
+
+    def came(self, asked: WriteResult, start: int, end: int) -> None:
+        """Note bytes that `writes` had a file for, and that are there now."""
+        self._tasks[asked.task].came(asked.extent, start, end)
 
     def answered(self, task: str, *, written: bool) -> None:
         """Note that a task was answered: unless its results are still to be written, it is over."""

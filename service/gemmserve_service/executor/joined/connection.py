@@ -6,6 +6,7 @@ with before the event loop goes on.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Final, cast
 
@@ -14,11 +15,7 @@ from gemmserve_service.executor.joined.exchange import Exchange
 from gemmserve_service.executor.joined.link import Link
 
 if TYPE_CHECKING:
-    import asyncio as aio
-
     from gemmserve_service.executor.joined.executor import JoinedExecutor
-
-import asyncio
 
 _MEMORY: Final = memoryview(bytearray(1 << 18))
 GREETING_S: Final = 10.0
@@ -33,7 +30,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(self, executor: JoinedExecutor) -> None:
         self._executor = executor
-        self._transport: aio.Transport | None = None
+        self._transport: asyncio.Transport | None = None
         self._first = bytearray()
         self._inner: Link | Exchange | None = None
         self._leaving = False
@@ -50,9 +47,9 @@ class Connection(asyncio.BufferedProtocol):
         """When it is to be closed (time.monotonic); None: the watch over its worker decides."""
         return None if isinstance(self._inner, Link) and self._inner.worker is not None else self.due
 
-    def connection_made(self, transport: aio.BaseTransport) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
-        self._transport = cast("aio.Transport", transport)
+        self._transport = cast("asyncio.Transport", transport)
         if not self._executor.entered(self):
             self._transport.abort()
 
@@ -85,7 +82,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _begin(self, data: memoryview) -> memoryview:
         assert self._transport is not None
-        if data[: len(GREETING)] == GREETING:
+        if data[: len(GREETING)].tobytes() == GREETING:
             peer = self._transport.get_extra_info("peername")
             address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
             self._inner = Link(self._executor, self._transport, address)

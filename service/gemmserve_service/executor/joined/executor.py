@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import ssl
 import time
 from dataclasses import dataclass
@@ -44,6 +45,9 @@ EXPECTED_S: Final = 300.0
 HELLO_S: Final = 600.0
 """Seconds for which a node may say nothing before its worker's hello: kernels may be compiled meanwhile."""
 _MAX_EXPECTED: Final = 256  # workers whose links have ended, likewise
+_MAX_AHEAD: Final = 8  # messages of tasks that a worker may have in line: more than any of ours asks for
+_MOST: Final = 1 << 62
+_BEATS: Final = 5  # in the time after which a node is given up, or more often
 _TLS_CLOSE_S: Final = 5.0
 
 log = logging.getLogger(__name__)
@@ -155,7 +159,7 @@ class JoinedExecutor:
         self._mappings.forget(message.extents)
         for link in list(self._links.values()):
             if link.greeted:
-                link.say(message)
+                link.forget(message)
 
     # -- for links --------------------------------------------------------------------------------------------------
 
@@ -196,13 +200,13 @@ class JoinedExecutor:
         )
 
     def greets(self, link: Link, hello: Hello) -> None:
-        """Take in a worker's hello; a second one is of a process that was started again on its node."""
+        """Take in a worker's hello. Raises ValueError for one that makes no sense."""
         worker = link.worker
         assert worker is not None
-        if link.greeted:
-            link.ended_all()
-            self._lose(worker)
-        worker.greeted(hello)
+        numbers = hello.memory_used, hello.ahead, hello.result_bytes, hello.planned_bytes or 0
+        if not all(0 <= number < _MOST for number in numbers) or not math.isfinite(hello.verified_error):
+            raise ValueError("numbers of no sense in a hello")
+        worker.greeted(hello.model_copy(update={"ahead": min(hello.ahead, _MAX_AHEAD)}))
         link.greeted = True
         self._lost_at.pop(worker.id, None)
         if worker.id not in self._workers:
@@ -319,7 +323,7 @@ class JoinedExecutor:
 
     async def _tick_on(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(min(BEAT_S, self._settings.heartbeat_timeout_s / _BEATS))
             try:
                 self._load_certificate()
             except (OSError, ssl.SSLError) as error:

@@ -26,6 +26,7 @@ from gemmserve_service.executor.join_protocol import (
 from gemmserve_service.executor.joined.assignments import Assignments, Elsewhere, Stale
 from gemmserve_service.executor.protocol import (
     Beat,
+    Cancel,
     Compiling,
     Done,
     Drop,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.joined.exchange import Exchange
     from gemmserve_service.executor.joined.executor import JoinedExecutor
     from gemmserve_service.executor.port import ToOne, Worker
+    from gemmserve_service.executor.protocol import Forget
 
 MAX_EXCHANGES: Final = 32
 """Data connections of one link."""
@@ -79,6 +81,8 @@ class Link:
         self._transport = transport
         self._decoder = JoinDecoder(MAX_GREETING_FRAME)
         self._exchanges: set[Exchange] = set()
+        self._arrays: set[str] = set()
+        """Arrays that it was sent tasks on, or was told to make: of no other it may say that it has a copy."""
         self._paused = False
         self._over = False
 
@@ -97,10 +101,7 @@ class Link:
                 if self.join is None:
                     self._joins(frame.body, frame.raw)
                 else:
-                    message = FROM_AGENT.validate_json(frame.body)
-                    if (frame.raw is not None) != isinstance(message, ResultBytes):
-                        raise ProtocolError(f"a frame of the wrong kind for {message.kind}")
-                    answered |= self._takes(message, frame.raw or b"")
+                    answered |= self._takes(FROM_AGENT.validate_json(frame.body), frame.raw)
         except (ProtocolError, ValidationError, ValueError) as error:
             text = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
             log.error("a node at %s speaks nonsense (%s): closing its link", self.address, text)  # noqa: TRY400
@@ -115,7 +116,7 @@ class Link:
         fields = json.loads(body)
         if not isinstance(fields, dict) or fields.get("kind") != "join":
             raise ProtocolError("a link that does not begin with Join")
-        if fields.get("protocol") != PROTOCOL:
+        if fields.get("protocol", PROTOCOL) != PROTOCOL:
             self.refuse(Refused(slug="protocol", detail=f"this server speaks version {PROTOCOL}"))
             return
         try:
@@ -130,14 +131,16 @@ class Link:
         self.join = join
         self._executor.joins(self, join)
 
-    def _takes(self, message: BaseModel, raw: bytes) -> bool:
-        """Take in a message; True for an answer."""
+    def _takes(self, message: BaseModel, raw: bytes | None) -> bool:
+        """Take in a message; True for an answer. Raises ProtocolError, ValueError for one that cannot be."""
+        if (raw is not None) != isinstance(message, ResultBytes):
+            raise ProtocolError("a frame of the wrong kind")
         owner, worker = self._executor.owner, self.worker
         if worker is None:
             return False
         if isinstance(message, Hello):
-            if message.worker != worker.id:
-                raise ProtocolError("a hello of another worker than has joined")
+            if message.worker != worker.id or self.greeted:
+                raise ProtocolError("a hello of another worker than has joined, or a second one")
             self._executor.greets(self, message)
         elif isinstance(message, Rate):
             if worker.link is not None:
@@ -147,17 +150,27 @@ class Link:
         elif not self.greeted:
             raise ProtocolError("an answer before a hello")
         elif isinstance(message, ResultBytes):
-            self._takes_bytes(message, raw)
+            self._takes_bytes(message, raw or b"")
         elif isinstance(message, Done | Failed):
-            if self.assignments.has(message.task):
-                self.ended([message.task], written=isinstance(message, Failed) or message.written)
-                if owner is not None:
-                    owner.task_ended(worker, message, more=True)
-                    return True
-        elif isinstance(message, Written):
-            self.ended([*message.tasks, *message.lost])
+            if not self.assignments.waits_for(message.task):
+                return False
+            written = isinstance(message, Failed) or message.written
+            if isinstance(message, Done) and written and not self.assignments.complete(message.task):
+                # Its place holds what was there before: somebody else's bytes.
+                raise ProtocolError(f"task {message.task} is said to be done, and its results have not come")
+            self.assignments.answered(message.task, written=written)
+            self._look()
             if owner is not None:
-                owner.results_written(worker, message)
+                owner.task_ended(worker, message, more=True)
+                return True
+        elif isinstance(message, Written):
+            written_tasks = [task for task in message.tasks if self.assignments.complete(task)]
+            lost = [task for task in message.tasks if self.assignments.has(task) and task not in written_tasks]
+            lost += [task for task in message.lost if self.assignments.has(task)]
+            self.assignments.over([*written_tasks, *lost])
+            self._look()
+            if owner is not None:
+                owner.results_written(worker, Written(tasks=written_tasks, lost=lost))
         elif isinstance(message, Beat):
             worker.beat(message.task, message.progress)
             worker.prepares = message.prepares
@@ -169,9 +182,10 @@ class Link:
             if owner is not None:
                 owner.task_compiles(worker, message)
         elif isinstance(message, Kept):
+            came = [array for array in message.came if array in self._arrays]
             worker.keeps(message)
             if owner is not None:
-                owner.copies_changed(worker, message)
+                owner.copies_changed(worker, message.model_copy(update={"came": came}))
         else:
             raise ProtocolError("a second Join")
         return False
@@ -193,17 +207,26 @@ class Link:
             frames = []
             for work in message.tasks:
                 frames += self._inline(self.assignments.add(work))
+                self._arrays.update(row[4] for row in work.extents if row[4] is not None)
             for frame in frames:
                 self._write(frame)
         elif isinstance(message, Write):
             self.assignments.placed(message)
         elif isinstance(message, Drop):
-            pass  # what the node still writes is answered by `Written`
+            self.assignments.unwanted(message.tasks)
+        elif isinstance(message, Cancel):
+            self.assignments.unwanted([message.task])
+        self.say(message)
+
+    def forget(self, message: Forget) -> None:
+        """Send that extents or arrays are gone."""
+        self._arrays.difference_update(message.arrays)
         self.say(message)
 
     def _inline(self, assignment: Assignment) -> list[bytes]:
         """Return the frames with a task's operands where these are small: it spares a round trip."""
-        found, left = [], INLINE_BYTES
+        left = INLINE_BYTES
+        found: list[tuple[File, int, int]] = []
         for file, start, nbytes in assignment.operands():
             left -= nbytes
             if left < 0 or len(found) >= _MAX_INLINE:
@@ -238,32 +261,18 @@ class Link:
 
     # -- its tasks --------------------------------------------------------------------------------------------------
 
-    def ended_all(self) -> None:
-        """Note that the node has no task any more, though its link goes on."""
-        self.assignments.clear()
-        self._look()
-
-    def ended(self, tasks: list[str], *, written: bool = True) -> None:
-        """Note that these tasks are not the node's any more, or not for reading: before anybody else hears of it."""
-        for task in tasks:
-            self.assignments.answered(task, written=written)
-        self._look()
-
     def write(self, asked: WriteResult, row: int, at: int, piece: memoryview) -> None:
         """Copy a piece of a result to its place: of the rows of `row` bytes each, what comes `at` bytes after their
         beginning. Raises Stale, Elsewhere, and has copied nothing then; OSError, ValueError.
         """
         memory = self.memory(self.assignments.writes(asked, row))
         self._count_returned(len(piece))
-        if asked.rows == 1:
-            start = asked.offset + at
-            memory[start : start + len(piece)] = piece
-            return
         while len(piece):
             number, column = divmod(at, row)
             count = min(row - column, len(piece))
             start = asked.offset + number * asked.stride + column
             memory[start : start + count] = piece[:count]
+            self.assignments.came(asked, start, start + count)
             piece = piece[count:]
             at += count
 

@@ -1,4 +1,4 @@
-"""Dispatch of large products: which of them are cut into blocks, which devices compute those, and who takes the next."""
+"""Dispatch of large products: which of them are cut into blocks, which devices compute those, who has the next."""
 
 from __future__ import annotations
 
