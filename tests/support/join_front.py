@@ -28,8 +28,8 @@ _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 
 class JoinFront:
-    """`extents` holds bytes by name, operands and places of results; `gets` and `puts` list what was exchanged. The port
-    is open from `start` to `stop`, which may follow each other again.
+    """`extents` holds bytes by name, operands and places of results; `gets` and `puts` list what was exchanged. The
+    port is open from `start` to `stop`, which may follow each other again.
     """
 
     def __init__(self, *, heartbeat_timeout_s=600.0, block_side=4096, refuse=None, answer_put=None, tls=None):

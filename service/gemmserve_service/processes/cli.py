@@ -152,6 +152,12 @@ class Worker:
             "--ca-file", type=Path, metavar="FILE", help="PEM file of certificates to verify the server's by"
         )
         parser.add_argument(
+            "--join-insecure",
+            action="store_true",
+            default=False,
+            help="join http:// beyond loopback: whoever is on the way reads the token and arrays",
+        )
+        parser.add_argument(
             "--result-inline",
             default="64K",
             metavar="SIZE",
@@ -189,6 +195,7 @@ class Worker:
                 device=devices[0],
                 memory_bytes=memory,
                 inline_bytes=parse_size(args.result_inline),
+                insecure=args.join_insecure,
                 ca_file=args.ca_file,
             )
             return run_node(handoff, devices)

@@ -87,5 +87,7 @@ class AgentHandoff(_Handoff):
     """Memory for operands and results on the node."""
     inline_bytes: int
     """Bytes of a task's results that go to the front with the answer."""
+    insecure: bool = False
+    """Whether it may join without TLS beyond loopback."""
     ca_file: Path | None = None
     """PEM file of the certificates that the front's is verified by; None: the system's."""

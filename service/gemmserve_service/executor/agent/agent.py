@@ -28,6 +28,7 @@ from gemmserve_service.executor.join_protocol import AGENT_SHARE, PROBE_BYTES, J
 from gemmserve_service.executor.protocol import ProtocolError, Stop
 from gemmserve_service.runtime.mapping import most_mappings
 from gemmserve_service.runtime.start_error import UsageError
+from gemmserve_service.settings import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -62,6 +63,11 @@ def address_of(handoff: AgentHandoff) -> Address:
     if url.scheme not in {"http", "https"} or not host or url.path not in {"", "/"} or url.query or url.username:
         raise UsageError(f"{handoff.join!r} is no URL of a port for workers: https://host:port or http://host:port")
     if url.scheme == "http":
+        if not (handoff.insecure or is_loopback(host)):
+            raise UsageError(
+                f"{handoff.join} is no TLS: the token and arrays could be read on the way; use https://, or give "
+                "--join-insecure on a network that nobody else is on"
+            )
         return Address(host, port or _PORT)
     try:
         tls = ssl.create_default_context(cafile=handoff.ca_file)
@@ -155,7 +161,7 @@ class Agent:
 
         fetches = Exchanges(self._address, joined.link, _FETCHES, fail, link.lasts)
         uploads = Exchanges(self._address, joined.link, _UPLOADS, fail, link.lasts)
-        relay = Relay(link, control, self.memory, fetches, uploads, inline_bytes=self._handoff.inline_bytes)
+        relay = Relay(link, control, self.memory, fetches, uploads, fail, inline_bytes=self._handoff.inline_bytes)
         self._relay = relay
 
         def front_said(message: FromFront) -> None:
@@ -258,8 +264,8 @@ class Agent:
 
 
 def _ignore(*_: object) -> None:
-    """What a worker says after the end of its link is of no use."""
+    """Handler of what a worker says after the end of its link: it is of no use."""
 
 
 def _nothing() -> None:
-    """Likewise."""
+    """Handler of the end of such a connection."""

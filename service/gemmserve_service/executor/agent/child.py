@@ -57,7 +57,7 @@ class Control(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._handler: Callable[[FromWorker, bytes], None] | None = None
         self._early: list[tuple[FromWorker, bytes]] = []
-        """What it said before anybody wanted to hear it."""
+        """Messages that came before anybody wanted to hear them."""
 
     def attach(self, handler: Callable[[FromWorker, bytes], None]) -> None:
         """Have `handler(message, body)` hear what the worker says, and what it has said already but its beats."""

@@ -32,6 +32,10 @@ class ExchangeError(Exception):
     """The front cannot be reached for bytes, or answers something that it should not."""
 
 
+class RangeRefused(Exception):  # noqa: N818 (says what is the case)
+    """The front does not give these bytes: no task that it knows this link to have reads them."""
+
+
 class StaleAttempt(Exception):  # noqa: N818 (says what is the case)
     """The front does not want these bytes any more: the task is another worker's, or nobody's."""
 
@@ -53,7 +57,7 @@ class Address:
 
     @property
     def authority(self) -> str:
-        """What stands in the Host header."""
+        """Host and port, as they stand in the Host header."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
@@ -73,12 +77,12 @@ class Transfer:
             self.over = True
             self._done(error)
 
-    def refuse(self) -> None:
-        """The front does not want it."""
-        self._done(StaleAttempt("the task is another worker's, or nobody's"))
+    def refuse(self, error: Exception) -> None:
+        """Tell that the front refuses it, after its end."""
+        self._done(error)
 
     def cancel(self) -> None:
-        """Nobody wants it any more: `done` is not called."""
+        """End it without a call of `done`: nobody wants it any more."""
         self.over = True
 
 
@@ -230,10 +234,10 @@ class Exchanges:
             transfer.left -= 1
             if not transfer.left:
                 transfer.end(None)
-        elif piece.upload and status == 409:
+        elif status == (409 if piece.upload else 410):
             if not transfer.over:
                 self.drop(transfer)
-                transfer.refuse()
+                transfer.refuse(StaleAttempt() if piece.upload else RangeRefused())
         else:
             transfer.cancel()
             self._failed(ExchangeError(f"the front answered {status} to {piece.target.partition('?')[0]}"))
@@ -269,7 +273,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._left = 0
         """Bytes of it that are still to come."""
         self._target: memoryview | None = None
-        """Where they go; None: nobody wants them."""
+        """Memory that they go to; None: nobody wants them."""
         self._sent = 0
         self._paused = False
         self._closes = False

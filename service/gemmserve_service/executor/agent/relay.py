@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_service.errors import JobCancelled, describe
-from gemmserve_service.executor.agent.exchanges import PIECE
+from gemmserve_service.executor.agent.exchanges import PIECE, ExchangeError
 from gemmserve_service.executor.agent.rows import node_row, on_node, result_bytes, uses_of
 from gemmserve_service.executor.join_protocol import (
     INLINE_BYTES,
@@ -87,6 +87,8 @@ class _Task:
     """Whether its answer may go to the front."""
     frames: list[bytes] = field(default_factory=list)
     """Small results, which go right before the answer."""
+    refused: int = 0
+    """Times that the front refused bytes of its operands."""
     bare: list[str] = field(default_factory=list)
     """Operands that were on the device alone when it came."""
 
@@ -105,7 +107,7 @@ class _Deferred:
     nbytes: dict[str, int]
     """Bytes by array."""
     places: dict[str, ExtentRow] | None = None
-    """Where the front wants them."""
+    """Rows of the front's that they are wanted in; None: the front has not said it yet."""
     extents: dict[str, Extent] = field(default_factory=dict)
     transfer: Transfer | None = None
     dropped: bool = False
@@ -121,15 +123,17 @@ class Relay:
         memory: NodeMemory,
         fetches: Exchanges,
         uploads: Exchanges,
+        fail: Callable[[Exception], None],
         *,
         inline_bytes: int = INLINE_BYTES,
     ) -> None:
-        """`inline_bytes`: results of a task up to so many go by the link itself."""
+        """`fail(error)` ends the link. `inline_bytes`: results of a task up to so many go by the link itself."""
         self._front = front
         self._worker = worker
         self._memory = memory
         self._fetches = fetches
         self._uploads = uploads
+        self._fail = fail
         self._inline_bytes = min(inline_bytes, INLINE_BYTES)
         self._waiting: tuple[deque[_Task], deque[_Task]] = deque(), deque()
         """Tasks that the worker has not been given: express ones, and others."""
@@ -258,19 +262,35 @@ class Relay:
 
         def done(error: Exception | None) -> None:
             self._arriving.pop(copy, None)
-            copy.whole = error is None
-            for each in self._tasks.values():
+            if error is None:
+                copy.whole = True
+            for each in [each for each in self._tasks.values() if copy in each.awaited]:
                 each.awaited.discard(copy)
+                if error is not None:
+                    self._withdraw(each)
             self._pump()
 
         self._arriving[copy] = self._fetches.fetch(pieces, done, urgency=int(not task.work.express))
 
     def _track(self, task: _Task, pieces: list[tuple[str, memoryview]]) -> None:
-        def done(_: Exception | None) -> None:
+        def done(error: Exception | None) -> None:
             task.transfer = None
+            if error is not None:
+                self._withdraw(task)
             self._pump()
 
         task.transfer = self._fetches.fetch(pieces, done, urgency=int(not task.work.express))
+
+    def _withdraw(self, task: _Task) -> None:
+        """Let go of all that a task has, because the front refused some of it: what was asked for on behalf of another
+        task, which is over now, it asks for itself. More than once is a fault of the front's, and ends the link.
+        """
+        task.refused += 1
+        if task.refused > 1:
+            self._fail(ExchangeError(f"the front refuses operands of task {task.work.task}"))
+            return
+        self._give_back(task)
+        task.admitted = False
 
     def _missing(self, use: Use, target: memoryview) -> list[tuple[str, memoryview]]:
         """Put bytes that came with the message in their place; return the exchanges that bring the others."""
@@ -331,7 +351,7 @@ class Relay:
         self._end(task)
 
     def _end(self, task: _Task) -> None:
-        """The answer may go, and the task's memory with it."""
+        """Let the answer go, and the task's memory with it."""
         task.told = True
         self._release(task)
         for lane in self._answers:
@@ -352,6 +372,12 @@ class Relay:
         self._end(task)
 
     def _release(self, task: _Task) -> None:
+        """Give back all that a task has, which is over."""
+        self._give_back(task)
+        self._memory.read(task.bare)
+        task.bare = []
+
+    def _give_back(self, task: _Task) -> None:
         """Give back what a task has of the node's memory. What it made is kept, if it is an array."""
         if task.transfer is not None:
             self._fetches.drop(task.transfer)
@@ -368,8 +394,7 @@ class Relay:
                 self._memory.keep(use.array, extent, use.end)
             else:
                 self._memory.give(extent)
-        self._memory.read(task.bare)
-        task.copies, task.own, task.bare = [], {}, []
+        task.copies, task.own = [], {}
         task.extents, task.awaited = {}, set()
 
     def _runs(self, task: _Task) -> list[Run]:
@@ -509,7 +534,7 @@ class Relay:
 
 
 def _nothing() -> None:
-    """Who has been told that all is drained is not told again."""
+    """Callback that tells nobody: whoever waited for the drain has been told."""
 
 
 def _exchanges(
