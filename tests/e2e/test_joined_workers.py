@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import ssl
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -183,19 +184,20 @@ def test_a_node_on_another_host_comes_back_after_its_link_was_cut(tmp_path, tls:
             arguments=["--ca-file", settings["GEMMSERVE_TLS_CERTIFICATE"]] if tls else [],
             GEMMSERVE_JOIN_TOKEN=token,
         )
-        verify = settings.get("GEMMSERVE_TLS_CERTIFICATE", True)
-        with server, Client(server.url, api_key=user, verify=verify) as client:
+        ca_file = settings.get("GEMMSERVE_TLS_CERTIFICATE")
+        with server, Client(server.url, api_key=user, verify=ca_file or True) as client:
             a, b = client.put(X), client.put(Y)
             assert np.array_equal((a @ b).numpy(), X @ Y)
             node.cut()
             job = client.submit("gemm", b, a)
-            until(lambda: not ready(server, verify))
+            until(lambda: not ready(server, ca_file))
             node.mend()
             assert np.array_equal(job.wait().result().numpy(), Y @ X)
 
 
-def ready(server: LiveServer, verify: str | bool) -> bool:
+def ready(server: LiveServer, ca_file: str | None) -> bool:
     """Whether it has a worker."""
+    verify = True if ca_file is None else ssl.create_default_context(cafile=ca_file)
     return httpx.get(f"{server.url}/readyz", verify=verify, timeout=120, trust_env=False).status_code == 200
 
 

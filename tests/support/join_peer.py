@@ -23,6 +23,7 @@ import numpy as np
 from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_service.executor.join_protocol import (
     GREETING,
+    PROTOCOL,
     Frame,
     JoinDecoder,
     ReadExtent,
@@ -63,7 +64,14 @@ class JoinPeer:
         self, port: int, name: str = "peer", *, token: str | None = None, device: str = "cpu", **fields: Any
     ) -> None:
         self._address = ("127.0.0.1", port)
-        self.join = {"name": name, "device": device, "token": token, "session": os.urandom(8).hex(), **fields}
+        self.join = {
+            "protocol": PROTOCOL,
+            "name": name,
+            "device": device,
+            "token": token,
+            "session": os.urandom(8).hex(),
+            **fields,
+        }
         self.said: list[dict[str, Any]] = []
         """What came by the link, but bytes."""
         self.raw: dict[tuple[str, int], bytes] = {}

@@ -102,6 +102,13 @@ class Worker:
     health: DeviceHealth = field(default_factory=DeviceHealth)
     """Its device's sensors, as it reported them last."""
 
+    @property
+    def state(self) -> str:
+        """State in a word: ready; starting; away, where it joined and its link has ended."""
+        if self.ready:
+            return "ready"
+        return "starting" if self.link is None else "away"
+
     def greeted(self, hello: Hello) -> None:
         """Takes over what the process said about itself."""
         self.ready = True

@@ -6,6 +6,7 @@ import logging
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gemmserve_service.jobs.job_queue import SqliteQueue
@@ -17,17 +18,19 @@ from gemmserve_service.store.array_store import ArrayStore
 from gemmserve_service.store.database.database import Database
 from gemmserve_service.store.quotas import Quotas
 from gemmserve_service.store.resumable.uploads import ResumableUploads
+from gemmserve_service.tenancy.cells import read_cells
 from gemmserve_service.tenancy.keyring import KeyringError, KeyringWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gemmserve_service.executor.port import Executor, Worker
+    from gemmserve_service.executor.port import Executor
     from gemmserve_service.jobs.observers import Observer
     from gemmserve_service.jobs.one_shot import EndedJob
     from gemmserve_service.runtime.tracing.spans import Tracing
     from gemmserve_service.settings import Settings
     from gemmserve_service.store.extents.arena import Arena
+    from gemmserve_service.tenancy.api_keys import Quota
 
 _WAIT_FOR_THE_NEXT: Final = "Wait until it is started again: jobs that were accepted go on then."
 _LOOK_AT_THE_WORKERS: Final = (
@@ -44,13 +47,6 @@ _MAKE_ROOM: Final = (
 )
 
 log = logging.getLogger(__name__)
-
-
-def state_of(worker: Worker) -> str:
-    """Return a worker's state in a word: ready; starting; away, where it joined and its link has ended."""
-    if worker.ready:
-        return "ready"
-    return "starting" if worker.link is None else "away"
 
 
 class Unready(NamedTuple):
@@ -83,7 +79,8 @@ class Core:
         self.observers: list[Observer] = []
         self.database = Database(settings.data_dir / "gemmserve.sqlite", durability=settings.durability)
         self.keyring = keyring or KeyringWatch(settings.data_dir, settings.keys_file)
-        self.quotas = Quotas(self.keyring.quota, self.database)
+        self.cells = read_cells(settings)
+        self.quotas = Quotas(partial(_share, self.keyring.quota, self.cells.count), self.database)
         self.store = ArrayStore(settings, self.database, self.quotas, arena)
         self.uploads = ResumableUploads(settings, self.store, self.database, self.quotas)
         self.scheduler = Scheduler(settings, self.store, executor)
@@ -109,6 +106,8 @@ class Core:
             await self.database.start()
             await self.quotas.start()
             await self.store.start(keep=await self.uploads.load())
+            if self.store.tier is not None:
+                self.store.tier.on_arrival(self.scheduler.dispatch_soon)
             await self.uploads.start()
             self._check_keys()
             await self.jobs.start()
@@ -196,7 +195,7 @@ class Core:
         return [
             Device(
                 id=worker.id,
-                state=state_of(worker),
+                state=worker.state,
                 spec=worker.spec_fields,
                 compute_modes=tuple(worker.spec_fields.get("compute_modes", ())),
                 memory_total=int(worker.spec_fields.get("memory_bytes", 0)),
@@ -242,3 +241,9 @@ class Core:
         """`usage` of every owner that has a key or uses anything."""
         owners = {*self.keyring.current.owners, *self.quotas.owners()} - {""}
         return [self.usage(owner) for owner in sorted(owners)]
+
+
+def _share(quota_of: Callable[[str], Quota], cells: int, owner: str) -> Quota:
+    """An owner's limits in one of so many cells: an equal part of each, of bytes and jobs rounded up."""
+    quota = quota_of(owner)
+    return quota if cells == 1 else quota.part(cells)

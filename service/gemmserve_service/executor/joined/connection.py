@@ -87,7 +87,8 @@ class Connection(asyncio.BufferedProtocol):
             address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
             self._inner = Link(self._executor, self._transport, address)
             return data[len(GREETING) :]
-        self._transport.set_write_buffer_limits(high=0)
+        # Of TLS a buffer of `high` bytes is too long, of TCP one of more: 0 would stop a connection that has sent all.
+        self._transport.set_write_buffer_limits(high=int(self._transport.get_extra_info("sslcontext") is not None))
         self._inner = Exchange(self._executor, self._transport, self._leave)
         return data
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from gemmserve_service.executor.joined.executor import JoinedExecutor
+    from gemmserve_service.executor.joined.door import Door
     from gemmserve_service.executor.joined.link import Link
 
 MAX_HEAD: Final = 8 << 10
@@ -51,7 +51,7 @@ class Exchange:
 
     def __init__(
         self,
-        executor: JoinedExecutor,
+        executor: Door,
         transport: asyncio.Transport,
         leave: Callable[[], None],
     ) -> None:

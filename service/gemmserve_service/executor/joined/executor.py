@@ -13,11 +13,11 @@ import logging
 import math
 import ssl
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_service.executor.join_protocol import BEAT_S, Joined, Pulse, Refused
 from gemmserve_service.executor.joined.connection import Connection
+from gemmserve_service.executor.joined.door import JoinCounts
 from gemmserve_service.executor.joined.tokens import LinkSecrets, TokenRefused, still_joined, token_key
 from gemmserve_service.executor.port import NodeLink, Worker
 from gemmserve_service.executor.protocol import Stop
@@ -51,24 +51,6 @@ _BEATS: Final = 5  # in the time after which a node is given up, or more often
 _TLS_CLOSE_S: Final = 5.0
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class JoinCounts:
-    """Counts since the front's start."""
-
-    joined: int = 0
-    """Links that workers joined by."""
-    lost: int = 0
-    """Links of ready workers that ended."""
-    refused: int = 0
-    """Workers that were not let in."""
-    fetched_bytes: int = 0
-    """Bytes of operands that nodes were sent."""
-    returned_bytes: int = 0
-    """Bytes of results that came from nodes."""
-    stale_results: int = 0
-    """Results that were refused: the work was somebody else's by then."""
 
 
 class JoinedExecutor:

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from gemmserve_service.executor.joined.assignments import Assignment, File
+    from gemmserve_service.executor.joined.door import Door
     from gemmserve_service.executor.joined.exchange import Exchange
-    from gemmserve_service.executor.joined.executor import JoinedExecutor
     from gemmserve_service.executor.port import ToOne, Worker
     from gemmserve_service.executor.protocol import Forget
 
@@ -64,7 +64,7 @@ log = logging.getLogger(__name__)
 class Link:
     """One connection that began as a link's. Before `joined` nothing of it is believed."""
 
-    def __init__(self, executor: JoinedExecutor, transport: asyncio.Transport, address: str) -> None:
+    def __init__(self, executor: Door, transport: asyncio.Transport, address: str) -> None:
         self.address = address
         self.assignments = Assignments()
         self.join: Join | None = None

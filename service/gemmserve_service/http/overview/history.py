@@ -44,7 +44,7 @@ class History:
         names = [*self._before, *(f"{phase}_{rank}" for phase in _PHASES for rank in ("p50", "p99"))]
         self._rings = {name: array("d", [_NOTHING]) * POINTS for name in names}
         self._utilisation: dict[Worker, array[float]] = {}
-        """Of the workers that there were at the last point, in their order."""
+        """Rings of the workers that there were at the last point, in their order."""
         self._made = 0
         """Points so far."""
         self._end = clock.time()

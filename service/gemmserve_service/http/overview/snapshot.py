@@ -20,7 +20,6 @@ from gemmserve_service.http.overview.schemas import (
     Running,
     Space,
 )
-from gemmserve_service.jobs.core import state_of
 from gemmserve_service.programs import Program
 from gemmserve_service.remedies import remedy
 from gemmserve_service.runtime import clock
@@ -116,7 +115,7 @@ class Snapshot:
             id=worker.id,
             name=worker.id if spec is None else spec.name,
             backend=worker.id.rpartition("/")[2].partition(":")[0],
-            state=state_of(worker),
+            state=worker.state,
             memory_bytes=None if spec is None else spec.memory_bytes,
             memory_used_bytes=worker.memory_used,
             resident_bytes=None if worker.kept is None else worker.kept.used,
@@ -210,6 +209,7 @@ def _memory(core: Core) -> Memory:
         ),
         arena=None if arena is None else Space(bytes=arena.used_bytes, limit=arena.nbytes),
         store=Space(bytes=store.used_bytes, limit=core.settings.max_store_bytes),
+        tier=None if store.tier is None else Space(bytes=store.tier.used_bytes, limit=core.settings.max_tier_bytes),
     )
 
 

@@ -183,7 +183,7 @@ def test_a_front_is_told_who_may_still_write_for_the_one_before(make_settings, m
     monkeypatch.setattr(supervisor, "_spawn", lambda module, text, fds, environment: handoffs.append(json.loads(text)))
     some = SimpleNamespace(fileno=lambda: 0)
     one = supervisor._Supervisor(
-        make_settings(), 0, some, None, None, None, Path("/run"), some, None, 0, ["cuda:0", "cuda:1"], "/proc/1/fd/9", 7
+        make_settings(), 0, some, *[None] * 4, Path("/run"), some, None, 0, ["cuda:0", "cuda:1"], "/proc/1/fd/9", 7
     )
     one.workers[0].process = object()
     for _ in range(2):

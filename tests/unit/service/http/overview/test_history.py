@@ -96,7 +96,7 @@ def test_an_hour_and_no_more(made) -> None:
     products = made.series["products"]
     assert (len(products), products[0], products[-1]) == (POINTS, 10, POINTS + 9)
     assert POINTS * STEP_S == 3600
-    assert all(len(ring) == POINTS for ring in (*made.history._rings.values(), *made.history._utilisation))
+    assert all(len(ring) == POINTS for ring in (*made.history._rings.values(), *made.history._utilisation.values()))
 
 
 @pytest.mark.parametrize(("pause_s", "missed"), [(7.0, 0), (10.0, 1), (26.0, 4), (1e6, POINTS)])
