@@ -20,7 +20,7 @@ from gemmserve._transfer.sse import Event, EventParser
 from gemmserve._transport import connection, direct
 from gemmserve._transport.answers import length_of
 from gemmserve._transport.connection import ELSEWHERE, Connection
-from gemmserve._transport.library import check_transport, httpx
+from gemmserve._transport.library import ERRORS, as_error, check_transport, httpx
 from gemmserve._transport.pool import SyncPool
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class SyncIO(Connection):
         return self._exchange(request)
 
     def _exchange(self, request: Request[T], bar: SharedBar | None = None) -> T:
-        with self.errors():
+        try:
             with self._open(request, bar) as response:
                 receiver = self.receiver(request, response)
                 shown = bar or self.progress.bar(f"receiving {request.label}", length_of(response))
@@ -144,6 +144,8 @@ class SyncIO(Connection):
                     if shown is not None:
                         shown.close()
             return receiver.finish()
+        except ERRORS as error:  # as `errors` does, for less
+            raise as_error(error, self.url, answered=self.answered) from error
 
     def _received(
         self, request: Request[Any], response: httpx.Response | direct.Answer, receiver: Receiver[Any]
