@@ -130,9 +130,7 @@ class _Planner:
         self.block_s = {index: block_seconds(problem, spec) for index, problem in problems.items()}
         self.compute_s = sum(self.block_s[kind] for kind in self.kinds)
         self.workspace = max(workspace_bytes(problem, spec) for problem in problems.values())
-        self.window = max(
-            problem.result.nbytes + (problem.c.nbytes if problem.c is not None else 0) for problem in problems.values()
-        )
+        self.window = max(grid.window_bytes(index) for index in problems)
         self.least = sum(self.slot_bytes) + self.window + self.workspace
 
     def plan(self, budget: int) -> MemoryPlan:

@@ -47,7 +47,7 @@ def reach_of(spec: DeviceSpec, budget: int, rule: GridRule = DEFAULT_RULE, dtype
             whole = problem.nbytes() + workspace_bytes(problem, spec)
             return whole, whole
         block = grid.block_problem(0)
-        beside = block.result.nbytes + workspace_bytes(block, spec)
+        beside = grid.window_bytes(0) + workspace_bytes(block, spec)
         return problem.a.nbytes + problem.b.nbytes + beside, block.a.nbytes + block.b.nbytes + beside
 
     return Reach(

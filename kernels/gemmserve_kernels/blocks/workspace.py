@@ -17,11 +17,12 @@ from gemmserve_kernels.algorithms.splits.gemm import widening_module
 from gemmserve_kernels.algorithms.splits.prepass import plane_bytes
 from gemmserve_kernels.algorithms.vendor.blas import copied_bytes
 from gemmserve_kernels.dispatch.estimate import estimate
-from gemmserve_kernels.dispatch.routes import Plan, as_uniform, plan_gemm
+from gemmserve_kernels.dispatch.routes import WITHOUT_PRODUCT, Plan, as_uniform, plan
+from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
+from gemmserve_kernels.problem.vocabulary import PARTIAL_KINDS
 
 if TYPE_CHECKING:
     from gemmserve_kernels.device.spec import DeviceSpec
-    from gemmserve_kernels.problem.problem import GemmProblem
 
 _SPARE: Final = 1 << 20
 """Bytes for what is small: exponents, flags, deficits are a few words a row, and allocations end at 512 bytes."""
@@ -31,6 +32,12 @@ _CORE_RATE: Final = 2e10
 """Operations a second of a processor's core, about."""
 _UNKNOWN_RATE: Final = 1e13
 """Operations a second of a device of which nothing is known."""
+_READ_RATE: Final = 1e12
+"""Bytes a second of operands that are read once, about."""
+_LEAST_TILE: Final = 32
+"""Rows or columns of the smallest tile that leaves partial results."""
+_PARTIAL: Final = 16
+"""Bytes of the largest partial result: a complex sum in double, or a place with its value."""
 _TILE: Final = 1 << 16
 """Elements of the largest tile that a kernel has."""
 _PARTS: Final = 16
@@ -41,9 +48,34 @@ _PLANES: Final = ("3xfp16", "3xfp16-3m", "1xfp16", "6xbf16", "9xbf16")
 
 
 @lru_cache(maxsize=1024)
-def workspace_bytes(problem: GemmProblem, spec: DeviceSpec) -> int:
-    """Return bytes that a block takes at most beside operands and result. Raises what `plan_gemm` raises."""
-    plan = plan_gemm(problem, spec)
+def workspace_bytes(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> int:
+    """Return bytes that a block takes at most beside operands and results. Raises what planning it raises
+    (ComputeUnsupported, ConfigInfeasible).
+    """
+    chosen = plan(problem, spec)
+    if isinstance(problem, GemmReduceProblem):
+        return _SPARE + 3 * BLOCK_BYTES if spec.kind == "cpu" else _reduction_bytes(problem, chosen, spec)
+    return _product_bytes(problem, chosen, spec)
+
+
+def _reduction_bytes(problem: GemmReduceProblem, chosen: Plan, spec: DeviceSpec) -> int:
+    """Return bytes of partial results, and of what the product takes."""
+    tiles = -(-problem.extent // _LEAST_TILE)  # and one in 32 of them again, when they are combined
+    partials = len(PARTIAL_KINDS) * _PARTIAL * math.prod(problem.outputs_shape) * (tiles + tiles // 16 + 2)
+    needed = partials + _SPARE + _WORDS * problem.batch * (problem.m + problem.n)
+    uniform = as_uniform(problem)[0]
+    if chosen.uniform:
+        needed += uniform.a.nbytes + uniform.b.nbytes
+    if chosen.algorithm == "sums":
+        return needed + _WORDS * problem.batch * problem.k * (1 + (problem.m + problem.n) // _LEAST_TILE)
+    if chosen.algorithm == "gram":
+        wide = 16 if problem.dtype.kind == "c" else 8
+        depth = problem.batch * problem.k
+        return needed + wide * depth * (2 * problem.k + problem.m + problem.n)
+    return needed + _algorithm_bytes(chosen, uniform.product, spec)
+
+
+def _product_bytes(problem: GemmProblem, plan: Plan, spec: DeviceSpec) -> int:
     if spec.kind == "cpu":
         return 3 * BLOCK_BYTES  # of the product and of both operands
     uniform = as_uniform(problem)[0] if plan.uniform else problem
@@ -74,11 +106,14 @@ def _algorithm_bytes(plan: Plan, problem: GemmProblem, spec: DeviceSpec) -> int:
 
 
 @lru_cache(maxsize=1024)
-def block_seconds(problem: GemmProblem, spec: DeviceSpec) -> float:
+def block_seconds(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> float:
     """Return seconds that a block takes on a device, by the tables of what was measured where there are any."""
     if spec.kind == "cpu":
         return problem.flops() / (_CORE_RATE * max(1, spec.sm_count))
-    plan = plan_gemm(problem, spec)
+    chosen = plan(problem, spec)
     shape = (problem.batch, problem.m, problem.n, problem.k)
-    seconds = estimate(spec, plan.algorithm, plan.arithmetic, problem.dtype.name, shape)
+    written = isinstance(problem, GemmProblem) or problem.return_c
+    if chosen.algorithm in WITHOUT_PRODUCT:
+        return (problem.a.nbytes + problem.b.nbytes) / _READ_RATE
+    seconds = estimate(spec, chosen.algorithm, chosen.arithmetic, problem.dtype.name, shape, written=written)
     return seconds if math.isfinite(seconds) else problem.flops() / _UNKNOWN_RATE
