@@ -38,6 +38,10 @@ class Stored(Protocol):
         """Memory order, "C" or "F"."""
 
 
+class PartialReduceParams(GemmReduceParams):
+    """Reduction of one block of a larger product: results as `gemm_reduce(partial=True)` has them."""
+
+
 def options(params: GemmParams | GemmReduceParams) -> dict[str, Any]:
     """Keyword arguments of `gemm` or `gemm_reduce`, and of the `build` of their problems."""
     common = {
@@ -56,6 +60,7 @@ def options(params: GemmParams | GemmReduceParams) -> dict[str, Any]:
         "pre_op": params.pre_op,
         "return_c": params.return_c,
         "reproducible": params.reproducible,
+        "partial": isinstance(params, PartialReduceParams),
     }
 
 

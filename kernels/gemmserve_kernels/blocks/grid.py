@@ -91,18 +91,19 @@ class Grid:
 
     @classmethod
     def of(cls, problem: GemmProblem | GemmReduceProblem, rule: GridRule = DEFAULT_RULE) -> Grid | None:
-        """Return the grid of a product, or of a reduction, that is large enough; None of others, of reductions that need
-        no product while their operands are no larger than a device's, and where it would have one block.
+        """Return the grid of a product, or of a reduction, that is large enough; None of others, of reductions
+        whose blocks would have little to do, and where it would have one block.
         """
         if problem.flops() < rule.min_flops or not problem.alpha:
             return None
-        reduction = None
+        reduction: GemmReduceProblem | None = None
         if isinstance(problem, GemmReduceProblem):
+            reduction = problem
             if problem.k * _LEAST_DEPTH < rule.side:
                 return None
             if _needs_no_product(problem) and problem.a.nbytes + problem.b.nbytes < _AREAS * rule.side**2:
                 return None
-            problem, reduction = problem.product, problem
+            problem = problem.product
         if 0 in problem.result_shape:
             return None
         side = rule.side
@@ -230,7 +231,7 @@ class Grid:
         return (*planes, *block.matrices, block.rows, block.columns)
 
     def block_problem(self, index: int) -> GemmProblem | GemmReduceProblem:
-        """Return the product, or the reduction, that a block is, of operands that lie as fresh copies of their panels."""
+        """Return the product or reduction that a block is, of operands that lie as fresh copies of their panels."""
         product = self._block_product(index)
         if self.reduction is None:
             return product

@@ -20,7 +20,7 @@ from gemmserve_kernels.problem.problem import GemmReduceProblem
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gemmserve_kernels.blocks.grid import Grid, Index
+    from gemmserve_kernels.blocks.grid import Grid
 
     Array = np.ndarray[Any, Any]
 
@@ -63,25 +63,22 @@ class BlockReduction:
         """Bytes of all partial results."""
 
     def arrays(self, memory: Any) -> dict[str, Array]:
-        """Return the partial results, by name, that lie in `nbytes` bytes of memory: parts first, then outputs as in the
-        whole's results.
-        """
+        """Return the partial results by name, in `nbytes` bytes of memory: parts first, then as the whole's results."""
         return {
             name: np.ndarray(place.shape, place.dtype, memory, place.offset) for name, place in self._places.items()
         }
 
-    def window(self, index: int, name: str) -> Index:
+    def window(self, index: int, name: str) -> tuple[int | slice, ...]:
         """Return where a block's result goes among the partial results of that name."""
         run, row, column = self.grid.place(index)
         block = self.grid.block(index)
         number, kept = (row, block.columns) if self.problem.over_rows else (column, block.rows)
+        matrices = () if self.problem.over_batch else block.matrices
         if self.problem.over_batch:
-            number, matrices = run * self._along + number, ()
-        else:
-            matrices = block.matrices
+            number += run * self._along
         place = self._places[name]
         planes = (slice(None),) * (len(place.shape) - 2 - len(matrices))
-        return (number, *planes, *matrices, kept)  # type: ignore[return-value]  # an index of a part is a number
+        return (number, *planes, *matrices, kept)
 
     def combine(self, partials: Mapping[str, Array], results: Mapping[str, Array]) -> None:
         """Write the results from `partials` (`arrays`), each block's of which are there, into arrays of the whole's
@@ -103,7 +100,7 @@ class BlockReduction:
         for part in parts[1:]:
             checkpoint()
             join(found, part, out=found)
-        return found
+        return np.asarray(found)
 
     def _argument(self, name: str, partials: Mapping[str, Array]) -> Array:
         """Return places among all that is reduced, of the best values, which lie beside those within each part."""

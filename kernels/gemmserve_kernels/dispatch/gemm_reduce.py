@@ -60,8 +60,8 @@ def gemm_reduce(
     "identity", "abs", "square". NaN propagates as in NumPy. `return_c` returns the product too, as "c" (alpha applied,
     pre_op not). Operands (prepared ones, too), ops, layout and compute are those of `gemm`, but for "ozaki"; complex
     results are planar where operands are. sum, mean and sumsq of float16 are float32. `reproducible=False` permits
-    atomic sums. `partial=True` returns parts of a larger reduction's results, in the dtypes in which they are accumulated:
-    sums and sums of squares in double, extremes as the product is (float32 for float16), no means.
+    atomic sums. `partial=True` returns parts of a larger reduction's results, in the dtypes in which they are
+    accumulated: sums and sums of squares in double, extremes as the product is (float32 for float16), no means.
 
     Sums and means alone are made without the product, (1^T A) B, unless config=GemmConfig(algorithm="product"). So are
     sums of squares of 32-bit products that are much larger than k, as b^H (A^H A) b with A^H A in double, on the CPU

@@ -239,6 +239,11 @@ class Task:
                 return True
         return False
 
+    def take_places(self) -> None:
+        """Take places in the store for results that have none. Raises StoreFull, OSError."""
+        for upload in self.results.values():
+            upload.take_place()
+
     def described(self) -> dict[str, str | int]:
         """Return what it computes, as attributes of a span."""
         fields: dict[str, str | int] = {"gemmserve.op": self.params.op}
@@ -255,6 +260,8 @@ class Task:
                 upload.abort()
             else:
                 upload.discard()
+        if self.blocks is not None:
+            self.blocks.release(reusable=reusable)
         self.unpin()
 
     def unpin(self) -> None:
