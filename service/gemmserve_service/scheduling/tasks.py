@@ -237,7 +237,7 @@ class Task:
         for upload in self.results.values():  # noqa: SIM110 (a generator costs as much as the rest, for every task)
             if upload.extent is None and upload.spec.nbytes:
                 return True
-        return False
+        return self.blocks is not None and self.blocks.lacks_partials
 
     def take_places(self) -> None:
         """Take places in the store for results that have none. Raises StoreFull, OSError."""

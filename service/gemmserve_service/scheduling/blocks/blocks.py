@@ -169,6 +169,8 @@ class Blocks:
         """Bytes of a reduction's partial results; 0 of a product."""
         self.partials: Upload | None = None
         """Their place, from when the first block is sent."""
+        self._released = False
+        """Whether that is over."""
         self._partials_tainted = False
         """Whether a lost worker may still write there."""
         self.device_class: int | None = None
@@ -263,7 +265,7 @@ class Blocks:
     @property
     def lacks_partials(self) -> bool:
         """Whether partial results have no place yet, and need one."""
-        return self.partials is None and self.partial_bytes > 0
+        return self.partials is None and self.partial_bytes > 0 and not self._released
 
     def take_partials(self) -> None:
         """Take the place that they need. Raises StoreFull, OSError."""
@@ -272,7 +274,7 @@ class Blocks:
 
     def release(self, *, reusable: bool = True) -> None:
         """Give that place back; nobody is at a block any more, or it is not `reusable`."""
-        partials, self.partials = self.partials, None
+        partials, self.partials, self._released = self.partials, None, True
         if partials is None:
             return
         if reusable and not self._partials_tainted:
