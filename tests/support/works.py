@@ -37,7 +37,12 @@ def packed(*runs):
         part = Part(form=form, algorithm=run.algorithm, operands=sides[0], results=sides[1])
         works.append(
             Work(
-                task=run.task, extents=rows, parts=[part], verify=run.verify, defer=run.defer, express=run.express,
+                task=run.task,
+                extents=rows,
+                parts=[part],
+                verify=run.verify,
+                defer=run.defer,
+                express=run.express,
                 block=run.block,
             )  # fmt: skip
         )

@@ -315,9 +315,10 @@ def _needs_no_product(problem: GemmReduceProblem) -> bool:
     by_product = problem.config is not None and problem.config.algorithm == "product"
     if problem.pre_op != "identity" or problem.return_c or by_product:
         return False
-    if not set(problem.reductions) - {"sum", "mean"}:
+    names = set(problem.reductions)
+    if names <= {"sum", "mean"}:
         return True
-    return problem.reductions == ("sumsq",) and 4 * problem.k * (problem.m + problem.n) <= problem.m * problem.n
+    return names <= {"sum", "mean", "sumsq"} and 4 * problem.k * (problem.m + problem.n) <= problem.m * problem.n
 
 
 def panel_operand(operand: Operand, index: Index) -> Operand:

@@ -234,7 +234,7 @@ class Task:
     @property
     def placeless(self) -> bool:
         """Whether some of its results have no place in the store yet."""
-        for upload in self.results.values():  # noqa: SIM110 (a generator costs as much as the rest, for every task)
+        for upload in self.results.values():
             if upload.extent is None and upload.spec.nbytes:
                 return True
         return self.blocks is not None and self.blocks.lacks_partials

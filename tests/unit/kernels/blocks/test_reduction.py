@@ -170,6 +170,7 @@ def test_which_reductions_are_cut() -> None:
     assert not cut(512, 512, 128, reduce="sum"), "read once"
     assert cut(512, 512, 512, reduce="sum"), "operands of 512 squares of a side"
     assert not cut(4096, 4096, 32, reduce="sumsq", dtype="float32"), "by Gram matrices"
+    assert not cut(4096, 4096, 32, reduce=["sum", "sumsq"], dtype="float32"), "as well"
     assert cut(512, 512, 256, reduce="sumsq")
 
 
