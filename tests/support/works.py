@@ -44,7 +44,7 @@ def packed(*runs):
                 defer=run.defer,
                 express=run.express,
                 block=run.block,
-            )  # fmt: skip
+            )
         )
     return RunBatch(tasks=works)
 

@@ -175,7 +175,7 @@ class Snapshot:
         return (owner or None) if record is None else record.name
 
     def _moment(self, monotonic: float) -> float:
-        """Return the time of day of a moment by time.monotonic, to the hundredth of a second below: never one to come."""
+        """Return the time of day of a moment by time.monotonic, to the hundredth of a second below, never to come."""
         return math.floor((self._now - (self._since_boot - monotonic)) * 100) / 100
 
 
