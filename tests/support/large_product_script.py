@@ -49,6 +49,12 @@ def kernel(params, operands, outs):
     CALLS[0] += 1
     if FAILING and CALLS[0] % FAILING == 0:
         raise memory.OutOfMemoryError(1, 1, 1)
+    STRIPS.append(getattr(params, "strips", 1))
+    if PLANES:
+        (m, k), (_, n) = operands["a"].shape, operands["b"].shape
+        assert STRIPS[-1] == 1 or params.config.algorithm == "wgmma"
+        for _ in range(STRIPS[-1]):
+            cupy.cuda.alloc(PLANES * k * (m + -(-n // STRIPS[-1])))
     KERNEL.at_work = True
     host = {name: array.get(order="K") for name, array in operands.items()}
     results = {name: np.empty(out.shape, out.dtype) for name, out in outs.items()}
@@ -56,6 +62,14 @@ def kernel(params, operands, outs):
     for name, out in outs.items():
         out.set(np.asarray(results[name], order="C" if out.flags.c_contiguous else "F"))
     KERNEL.at_work = False
+
+
+def planes(problem, spec, strips=1):
+    return PLANES * problem.k * (problem.m + -(-problem.n // strips))
+
+
+memory_plan.workspace_bytes = planes
+memory_plan.algorithm_with_strips = lambda *_: "wgmma" if PLANES else None
 
 
 def watched(name):
@@ -76,7 +90,10 @@ def counted(self, target, source, stream):
 
 upload = pinned_ring.CupyLink.upload
 pinned_ring.CupyLink.upload = counted
-memory_plan.workspace_bytes = lambda problem, spec: 0  # what NumPy takes is not the device's
+PLANES = 0
+"""Bytes that are made of every element of a block's panels; 0: what NumPy takes is not the device's."""
+STRIPS = []
+"""Strips in which products were computed."""
 cuda.call = kernel
 copies._DIRECT = 1
 pinned_ring.SLOT_BYTES = 1 << 12
@@ -240,3 +257,26 @@ for share, overlapped, blocks in (
     reduction(share, overlapped=overlapped, blocks=blocks)
 reduction(0.3, overlapped=True, blocks=True, shuffle=7)
 reduction(0.3, overlapped=True, failing=4)
+
+
+def stripped(budget):
+    """A product whose algorithm makes planes, within so many bytes."""
+    message, view = message_of("plain")
+    grid = grid_of(message.params, message.operands, RULE)
+    backend = opened(budget)
+    plan = backend.plan_blocks(grid)
+    STRIPS.clear()
+    answers = run(backend, [message], overlapped=True)
+    print(json.dumps({
+        "case": "stripped", "answers": [answer.kind for answer in answers], "fits": plan.fits, "strips": plan.strips,
+        "computed": sorted(set(STRIPS)), "prepared": sum(STRIPS), "blocks": grid.count, "budget": budget,
+        "bits": hashlib.sha256(bytes(view)).hexdigest(), "peak": ACCOUNT.peak, "uploaded": UPLOADED[0],
+        "planned": plan.uploaded_bytes, "slots": plan.slots, "windows": plan.windows,
+    }), flush=True)  # fmt: skip
+
+
+PLANES = 6
+PANEL, WINDOW = 128 * K * 4, 128 * 128 * 4
+PAIR = 2 * PANEL + WINDOW + PLANES * K * 256
+for budget in (2 * PAIR, PAIR + PANEL + WINDOW // 2, PAIR - PANEL // 2):
+    stripped(budget)

@@ -18,7 +18,7 @@ from gemmserve_kernels.problem.arrays import ArrayKey
 from gemmserve_service.executor.protocol import PARTIALS
 from gemmserve_service.executor.worker.backend import HostArray
 from gemmserve_service.executor.worker.blocks.panel_slots import PanelUse
-from gemmserve_service.products import PartialReduceParams, build
+from gemmserve_service.products import PartialReduceParams, StripGemmParams, build
 from gemmserve_service.schemas import GemmConfigFields, GemmParams, GemmReduceParams
 
 if TYPE_CHECKING:
@@ -93,8 +93,15 @@ class Gridded:
         if (part := grid.c_window(index)) is not None:
             operands["c"] = _part(self.operands["c"], part)
         params, reduction = self.params, self.reduction
+        strips = 1
+        if slots is not None and slots.plan.strips > 1 and algorithm in {None, slots.plan.algorithm}:
+            # Those that the plan of memory counts on: by another algorithm, memory is looked for.
+            strips, algorithm = slots.plan.strips, slots.plan.algorithm
         if algorithm is not None and params.config is None:
             params = params.model_copy(update={"config": GemmConfigFields.model_validate({"algorithm": algorithm})})
+        if strips > 1 and params.config is not None and params.config.algorithm == algorithm:
+            fields = {name: getattr(params, name) for name in type(params).model_fields}
+            params = StripGemmParams.model_construct(**fields, strips=strips)
         if reduction is None:
             return BlockWork(index, params, operands, {name: x[grid.window(index)] for name, x in self.results.items()})
         fields = {name: getattr(params, name) for name in type(params).model_fields} | {"reduce": list(self.partials)}
