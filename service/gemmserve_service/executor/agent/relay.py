@@ -392,7 +392,7 @@ class Relay:
         made = isinstance(task.answer, Done)
         for number, extent in task.own.items():
             use = task.uses[number]
-            if made and use is not None and _worth_keeping(use):
+            if made and use is not None and use.array is not None and _worth_keeping(use):
                 self._memory.keep(use.array, extent, use.end)
             else:
                 self._memory.give(extent)

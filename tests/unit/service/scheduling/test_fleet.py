@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gemmserve_kernels.device.spec import KNOWN, DeviceSpec
-from gemmserve_service.executor.port import Worker, spec_adapter
+from gemmserve_service.executor.port import NodeLink, Worker, spec_adapter
 from gemmserve_service.executor.protocol import Hello
 from gemmserve_service.scheduling.fleet import Fleet
 
@@ -54,6 +54,49 @@ def test_equal_devices_are_one_class(fleet, workers):
     assert len(fleet.representatives) == 3
     ready(fleet, workers[2])
     assert len(fleet.representatives) == 2, "it came back with another device"
+
+
+def test_a_worker_that_is_gone_counts_no_more(fleet, workers):
+    ready(fleet, workers[0], H200)
+    ready(fleet, workers[1], A100, result_bytes=7)
+    assert fleet.result_bytes == 7
+    workers[1].ready = False
+    fleet.lost(workers[1], 0)
+    assert len(fleet.representatives) == 2, "it is expected back"
+    fleet.gone(workers[1])
+    assert [worker.id for worker in fleet.representatives] == ["cuda:0"]
+    assert fleet.result_bytes == 0
+    workers[0].ready = False
+    fleet.lost(workers[0], 0)
+    fleet.gone(workers[0])
+    assert not fleet.representatives
+
+
+def test_workers_come_and_go_and_keep_their_order(fleet, workers):
+    """Those that come later are behind those that there are, whatever went between."""
+    first, second, third, fourth = workers
+    del workers[2:]
+    ready(fleet, second)
+    ready(fleet, first)
+    first.ready = False
+    fleet.lost(first, 0)
+    fleet.gone(first)
+    workers.remove(first)
+    workers += [third, fourth]
+    ready(fleet, fourth)
+    ready(fleet, third)
+    assert [fleet.take_open() for _ in range(4)] == [second, third, fourth, None]
+
+
+def test_of_one_class_a_worker_of_this_host_stands_for_it(fleet, workers):
+    workers[1].link = NodeLink("node", "10.0.0.1", None, 0)
+    ready(fleet, workers[0])
+    ready(fleet, workers[1])
+    assert list(fleet.representatives) == [workers[0]]
+    assert fleet.here
+    workers[0].ready = False
+    fleet.lost(workers[0], 0)
+    assert not fleet.here
 
 
 def test_workers_are_open_in_their_order_until_they_are_taken(fleet, workers):

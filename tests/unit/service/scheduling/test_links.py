@@ -10,9 +10,9 @@ import pytest
 from gemmserve_kernels.device.spec import KNOWN, DeviceSpec
 from gemmserve_kernels.planning.rates import Way, shipped
 from gemmserve_kernels.problem.errors import ParameterInvalid
-from gemmserve_service.executor.port import Worker, spec_adapter
+from gemmserve_service.executor.port import NodeLink, Worker, spec_adapter
 from gemmserve_service.executor.protocol import Hello
-from gemmserve_service.scheduling.links import DEFAULT_RATE, Links
+from gemmserve_service.scheduling.links import DEFAULT_LINK, DEFAULT_RATE, Links
 
 
 def worker(spec: DeviceSpec) -> Worker:
@@ -53,3 +53,15 @@ def test_what_is_no_probe(tmp_path) -> None:
     (tmp_path / "probe.json").write_text("{}")
     with pytest.raises(ParameterInvalid):
         Links(tmp_path / "probe.json")
+
+
+def test_of_a_worker_that_joined_the_link_counts_too() -> None:
+    """What crosses it is whole on its host before it goes to the device: the times add up."""
+    links, far = Links(), worker(KNOWN["H200"])
+    near = links.rate(far)
+    far.link = NodeLink("node", "10.0.0.1", None, 0)
+    assert 1 / links.rate(far) == pytest.approx(1 / near + 1 / DEFAULT_LINK)
+    far.link.bytes_s = 5e9
+    assert 1 / links.rate(far) == pytest.approx(1 / near + 1 / 5e9)
+    far.link.bytes_s = 1e30
+    assert links.rate(far) == pytest.approx(near)
