@@ -83,6 +83,20 @@ def test_what_arrives_at_the_wrong_cell_is_sent_on(cells):
         np.testing.assert_array_equal(astray.array(stored.id).numpy(), SMALL)
 
 
+def test_operands_in_two_cells(cells):
+    """The client has the router's URL alone; the job is in the cell of the larger operand."""
+    key = cells.owners[0]
+    ids = []
+    for url, array in zip(cells.urls, (SMALL, np.tile(SMALL, (1, 4)).T), strict=True):
+        with Client(url, api_key=key) as client:
+            ids.append(client.put(array).id)
+    with Client(cells.url, api_key=key) as client:
+        small, tall = (client.array(identifier) for identifier in ids)
+        result = tall @ small
+        assert result.id.endswith("_1")
+        np.testing.assert_array_equal(result.numpy(), np.tile(SMALL, (1, 4)).T @ SMALL)
+
+
 def test_one_shots_go_to_both(cells):
     """To the one with fewer under way of two: both are idle here, so it is chance which."""
     key = cells.owners[0]

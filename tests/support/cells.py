@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -15,7 +16,7 @@ import httpx
 from live_server import LiveServer, until
 from proxies import found
 
-from gemmserve_service.tenancy.keyring import create_key
+from gemmserve_service.tenancy.api_keys import new_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,7 +48,7 @@ class Cells:
         self._file = folder / "cells.json"
         self._file.write_text(json.dumps({"cells": dict(enumerate(self.urls)), "secret": SECRET}))
         self._keys = folder / "keys"
-        self.keys = {name: create_key(folder / "made", name)[1] for name in names}
+        self.keys = {name: new_key()[1] for name in names}
         self._keys.write_text("".join(f"{key} {name.replace(' ', '-')}\n" for name, key in self.keys.items()))
         (folder / "owners.map").write_text("")
         self._ports = ports
@@ -70,8 +71,10 @@ class Cells:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            for number in range(len(self._ports)):
-                self.cells.append(self.start(number))
+            with ThreadPoolExecutor() as threads:
+                starting = [threads.submit(self.start, number) for number in range(len(self._ports))]
+            for number, started in enumerate(starting):
+                self.cells.append(started.result())
                 stack.callback(self._stop, number)
             program = found("haproxy")
             assert program is not None
