@@ -136,6 +136,12 @@ class ArrayLost(ServiceError, slug="array-lost", status=410, title="Array lost")
     """A result was lost with its device before it was written, and could not be computed again."""
 
 
+class ArrayCorrupt(ServiceError, slug="array-corrupt", status=500, title="Array corrupt"):
+    """The bytes that came back from the tier are not those that went there, or the object is gone. None of
+    them is shown.
+    """
+
+
 class LengthRequired(ServiceError, slug="length-required", status=411, title="Content-Length is required"):
     """Content-Length is needed here."""
 
@@ -192,6 +198,12 @@ class NotReady(ServiceError, slug="not-ready", status=503, title="Not ready"):
 
 class Draining(ServiceError, slug="draining", status=503, title="Shutting down"):
     """Shutting down: nothing new is admitted."""
+
+
+class TierUnavailable(ServiceError, slug="tier-unavailable", status=503, title="The tier cannot be reached"):
+    """An array whose bytes are in the tier cannot be read now, or none can go there to make room, or to be answered as
+    replicated. Arrays that are in the store are served.
+    """
 
 
 class JobTimeout(ServiceError, slug="timeout", status=504, title="The deadline passed"):

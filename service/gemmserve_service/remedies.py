@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 REMEDIES: Final[Mapping[str, str]] = {
+    "array-corrupt": "Upload it again, or compute it again. The operator looks at the bucket: its versions may hold "
+    "the object as it was.",
     "array-lost": "Compute it again: submit the same job, under a new Idempotency-Key.",
     "body-length": "Send as many bytes as shape and dtype need; for a .npy file, the whole file as it was saved. "
     "`detail` says how many there should be.",
@@ -80,6 +82,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "on your side, or remove dependent rows.",
     "store-full": "Delete arrays that are not needed, or wait until some expire, and send it again. The operator may "
     "raise GEMMSERVE_MAX_STORE_BYTES.",
+    "tier-unavailable": "Wait for `Retry-After` and send it again. If it lasts, the operator runs `gemmserve doctor`, "
+    "which asks the tier, and looks at GEMMSERVE_TIER and its credentials.",
     "timeout": "Raise `timeout_s`, or submit a job, which may wait in the queue without a connection.",
     "too-large": "Split the array, or ask the operator to raise GEMMSERVE_MAX_ARRAY_BYTES. `detail` says which limit "
     "it was.",

@@ -142,6 +142,20 @@ class Settings(BaseSettings):
     max_store_bytes: int | None = Field(
         None, ge=0, description="bytes of all arrays together; null: what the disk holds"
     )
+    tier: str | None = Field(
+        None,
+        description="address below which arrays go that were not used for long, when the store fills up: "
+        "s3://bucket/prefix, gs://, az:// or file:///folder; credentials come from the environment. Needs the extra "
+        "tier",
+    )
+    max_tier_bytes: int | None = Field(None, ge=0, description="bytes of all arrays in the tier; null: no limit")
+    tier_high_water: float = Field(
+        0.9, gt=0, le=1, description="share of max_store_bytes above which arrays leave for the tier"
+    )
+    tier_adopt: bool = Field(
+        default=False,
+        description="take over the arrays of a tier whose data directory is lost, by the records beside them",
+    )
     max_scratch_bytes: int | None = Field(
         None,
         ge=0,
@@ -205,10 +219,10 @@ class Settings(BaseSettings):
         7 * 86_400.0, gt=0, description="how long finished jobs and expired ids are remembered"
     )
     drain_s: float = Field(20.0, ge=0, description="seconds that running jobs get to finish after SIGTERM")
-    durability: Literal["process", "power"] = Field(
+    durability: Literal["process", "power", "replicated"] = Field(
         "process",
         description="process: what was answered survives the death of any process; power: of the machine too "
-        "(every commit waits for the disk)",
+        "(every commit waits for the disk); replicated: and the tier has every array before it is answered",
     )
     block_side: int = Field(
         4096,
@@ -266,7 +280,8 @@ class Settings(BaseSettings):
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
     @field_validator(
-        "min_body_rate", "max_head_bytes", "max_array_bytes", "max_part_bytes", "max_store_bytes", "max_scratch_bytes",
+        "min_body_rate", "max_head_bytes", "max_array_bytes", "max_part_bytes", "max_store_bytes", "max_tier_bytes",
+        "max_scratch_bytes",
         "device_memory_bytes", "host_arena_bytes", "arena_ahead_bytes", "recycle_bytes", "max_queued_bytes",
         "max_batch_bytes", mode="before",
     )  # fmt: skip
@@ -292,6 +307,14 @@ class Settings(BaseSettings):
     def _check_tls(self) -> Self:
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key belong together")
+        return self
+
+    @model_validator(mode="after")
+    def _check_tier(self) -> Self:
+        if self.tier is not None and re.fullmatch(r"(s3|gs|az|file)://\S+", self.tier) is None:
+            raise ValueError(f"tier {self.tier!r} is none of s3://bucket/prefix, gs://, az://, file:///folder")
+        if self.durability == "replicated" and self.tier is None:
+            raise ValueError("durability=replicated needs a tier")
         return self
 
     @property

@@ -105,6 +105,8 @@ class Core:
             await self.database.start()
             await self.quotas.start()
             await self.store.start(keep=await self.uploads.load())
+            if self.store.tier is not None:
+                self.store.tier.on_arrival(self.scheduler.dispatch_soon)
             await self.uploads.start()
             self._check_keys()
             await self.jobs.start()

@@ -93,6 +93,7 @@ class Operands:
 
     async def _fetch(self, info: ArrayInfo, cell: int, owner: str, tags: Tags) -> ArrayInfo:
         left_s = math.inf if info.expires_at is None else info.expires_at.timestamp() - clock.time()
+        await self._store.make_room(info.nbytes, owner)
         upload = self._store.allocate(
             np.dtype(RESULT_DTYPES[info.dtype]), info.shape, info.order,
             ttl_s=max(min(_LIFE_S, left_s), 1.0), owner=owner, tags=tags,
