@@ -103,9 +103,12 @@ def test_one_shots_go_to_both(cells):
     with cells.http(key) as http:
         files = {name: (name, _npy(SMALL @ SMALL.T), "application/x-npy") for name in ("a", "b")}
         before = [_products(cell, key) for cell in cells.cells]
-        answers = [http.post("/v1/gemm", files=files).status_code for _ in range(64)]
-        assert answers == [200] * 64
-        assert all(_products(cell, key) > earlier for cell, earlier in zip(cells.cells, before, strict=True))
+
+        def both_did() -> bool:
+            assert http.post("/v1/gemm", files=files).status_code == 200
+            return all(_products(cell, key) > earlier for cell, earlier in zip(cells.cells, before, strict=True))
+
+        until(both_did)
 
 
 def _npy(array):
@@ -184,4 +187,4 @@ def test_a_cell_is_killed(tmp_path):
                 assert client.put(SMALL).id.endswith("_1")
             cells.cells[0] = cells.start(0)
             until(lambda: http.get("/v1/cells").json().get("cell") == 0)
-            assert http.get(f"/v1/arrays/{owned['id']}").json()["id"] == owned["id"]
+            until(lambda: http.get(f"/v1/arrays/{owned['id']}").json().get("id") == owned["id"])

@@ -96,37 +96,35 @@ class Cells:
         self._stack.close()
 
     def wait_ready(self) -> None:
-        """Waits until the router sends to every cell that lives."""
+        """Waits until the router and every cell answer that they are ready."""
 
-        def ready() -> bool:
-            for cell in self.cells:
-                if cell.returncode is None and httpx.get(f"{cell.url}/readyz", trust_env=False).status_code != 200:
-                    return False
-            with contextlib.suppress(httpx.TransportError):
-                return httpx.get(f"{self.url}/readyz", trust_env=False).status_code == 200
-            return False
+        with httpx.Client(timeout=120, trust_env=False, verify=False) as http:
 
-        until(ready, 120)
+            def ready() -> bool:
+                with contextlib.suppress(httpx.TransportError):
+                    return all(http.get(f"{url}/readyz").status_code == 200 for url in (*self.urls, self.url))
+                return False
+
+            until(ready, 120)
 
     def http(self, key: str) -> httpx.Client:
         """A plain HTTP client of the router."""
         headers = {"Authorization": f"Bearer {key}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=120, trust_env=False)
-
-    def cell_of(self, key: str) -> int:
-        """The cell that the router sends a key's new work to."""
-        with self.http(key) as http:
-            answer = http.get("/v1/cells")
-        assert answer.status_code == 200, answer.text
-        number: int = answer.json()["cell"]
-        return number
+        return httpx.Client(base_url=self.url, headers=headers, timeout=120, trust_env=False, verify=False)
 
     @cached_property
     def owners(self) -> dict[int, str]:
         """A key of each cell, by the cell that has its new work."""
-        found: dict[int, str] = {}
-        for key in self.keys.values():
-            found.setdefault(self.cell_of(key), key)
-            if len(found) == len(self.urls):
-                return found
-        raise AssertionError(f"none of {len(self.keys)} keys belongs to another cell than {list(found)}")
+        with httpx.Client(base_url=self.url, timeout=120, trust_env=False, verify=False) as http:
+
+            def each() -> dict[int, str]:
+                known: dict[int, str] = {}
+                for key in self.keys.values():
+                    answer = http.get("/v1/cells", headers={"Authorization": f"Bearer {key}"})
+                    assert answer.status_code == 200, answer.text
+                    known.setdefault(answer.json()["cell"], key)
+                    if len(known) == len(self.urls):
+                        return known
+                return {}
+
+            return until(each)
