@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -38,9 +39,19 @@ class Stored(Protocol):
         """Memory order, "C" or "F"."""
 
 
+class StripGemmParams(GemmParams):
+    """Product of a block of a larger one in strips (`GemmConfig.strips`), by the algorithm that `config` names."""
+
+    strips: int
+
+
+class PartialReduceParams(GemmReduceParams):
+    """Reduction of one block of a larger product: results as `gemm_reduce(partial=True)` has them."""
+
+
 def options(params: GemmParams | GemmReduceParams) -> dict[str, Any]:
     """Keyword arguments of `gemm` or `gemm_reduce`, and of the `build` of their problems."""
-    common = {
+    common: dict[str, Any] = {
         "alpha": params.alpha,
         "trans_a": params.trans_a,
         "trans_b": params.trans_b,
@@ -48,6 +59,8 @@ def options(params: GemmParams | GemmReduceParams) -> dict[str, Any]:
         "compute": params.compute,
         "config": _config(params.config),
     }
+    if isinstance(params, StripGemmParams) and common["config"] is not None:  # plain arithmetic, in its stead, has none
+        common["config"] = replace(common["config"], strips=params.strips)
     if isinstance(params, GemmParams):
         return common | {"beta": params.beta, "order": params.order}
     return common | {
@@ -56,6 +69,7 @@ def options(params: GemmParams | GemmReduceParams) -> dict[str, Any]:
         "pre_op": params.pre_op,
         "return_c": params.return_c,
         "reproducible": params.reproducible,
+        "partial": isinstance(params, PartialReduceParams),
     }
 
 

@@ -61,7 +61,7 @@ def test_the_bits_are_the_same_for_one_two_and_three_workers_and_after_a_loss(st
     a, b = operands
     exact = a.astype(complex) @ b.astype(complex)
     bound = 2 * (N + 4) * EPS * (np.abs(a).astype(float) @ np.abs(b).astype(float))
-    bits = {}
+    bits, reduced = {}, {}
     for workers in (1, 2, 3):
         with start(workers) as server, Client(server.url) as client:
             ra, rb = client.put(a), client.put(b)
@@ -70,6 +70,7 @@ def test_the_bits_are_the_same_for_one_two_and_three_workers_and_after_a_loss(st
             result = job.result().numpy()
             assert np.all(np.abs(result - exact) <= bound)
             bits[workers] = result.tobytes()
+            reduced[workers] = bits_of_reduction(client, ra, rb)
             if workers < 3:
                 continue
             job = submit_and_hold(client, gate, ra, rb)
@@ -82,6 +83,22 @@ def test_the_bits_are_the_same_for_one_two_and_three_workers_and_after_a_loss(st
             bits["a worker killed"] = job.result().numpy().tobytes()
             server.wait_ready()
     assert len(set(bits.values())) == 1, [name for name in bits if bits[name] != bits[1]]
+    assert len(set(reduced.values())) == 1
+    largest, places = (np.frombuffer(each, dtype) for each, dtype in zip(reduced[1], ("f4", "i8"), strict=True))
+    magnitudes = np.abs(exact)
+    assert np.all(np.abs(largest - magnitudes.max(0)) <= 2 * bound.max(0))
+    assert np.all(magnitudes.max(0) - magnitudes[places, range(N)] <= 4 * bound.max(0))
+
+
+def bits_of_reduction(client, ra, rb) -> tuple[bytes, bytes]:
+    """Of a job by blocks, whose results are gone afterwards."""
+    job = client.submit("gemm_reduce", ra, rb, reduce=["absmax", "argmax"], axis="m").wait(120)
+    assert (job.state, job.progress) == ("succeeded", 1), job.info.error
+    found = job.result()
+    bits = tuple(found[name].numpy().tobytes() for name in ("absmax", "argmax"))
+    for each in found.values():
+        each.delete()
+    return bits
 
 
 def test_kill_9_in_the_middle(start, gate, operands) -> None:

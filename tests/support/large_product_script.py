@@ -23,6 +23,7 @@ from cupy.cuda import memory
 
 from gemmserve_kernels.blocks import memory_plan
 from gemmserve_kernels.blocks.grid import GridRule
+from gemmserve_kernels.blocks.reduction import BlockReduction
 from gemmserve_service.executor.protocol import ArrayRef, BlockOf
 from gemmserve_service.executor.worker.backend import call
 from gemmserve_service.executor.worker.blocks.gridded import grid_of
@@ -31,7 +32,7 @@ from gemmserve_service.executor.worker.cuda import copies, pinned_ring
 from gemmserve_service.executor.worker.overlap import Overlap
 from gemmserve_service.executor.worker.runner import Runner
 from gemmserve_service.executor.worker.unpack import Run
-from gemmserve_service.schemas import GemmParams
+from gemmserve_service.schemas import GemmParams, GemmReduceParams
 from gemmserve_service.store.extents.extents import ExtentPool
 
 RULE = GridRule(128)
@@ -48,6 +49,12 @@ def kernel(params, operands, outs):
     CALLS[0] += 1
     if FAILING and CALLS[0] % FAILING == 0:
         raise memory.OutOfMemoryError(1, 1, 1)
+    STRIPS.append(getattr(params, "strips", 1))
+    if PLANES:
+        (m, k), (_, n) = operands["a"].shape, operands["b"].shape
+        assert STRIPS[-1] == 1 or params.config.algorithm == "wgmma"
+        for _ in range(STRIPS[-1]):
+            cupy.cuda.alloc(PLANES * k * (m + -(-n // STRIPS[-1])))
     KERNEL.at_work = True
     host = {name: array.get(order="K") for name, array in operands.items()}
     results = {name: np.empty(out.shape, out.dtype) for name, out in outs.items()}
@@ -55,6 +62,14 @@ def kernel(params, operands, outs):
     for name, out in outs.items():
         out.set(np.asarray(results[name], order="C" if out.flags.c_contiguous else "F"))
     KERNEL.at_work = False
+
+
+def planes(problem, spec, strips=1):
+    return PLANES * problem.k * (problem.m + -(-problem.n // strips))
+
+
+memory_plan.workspace_bytes = planes
+memory_plan.algorithm_with_strips = lambda *_: "wgmma" if PLANES else None
 
 
 def watched(name):
@@ -75,7 +90,10 @@ def counted(self, target, source, stream):
 
 upload = pinned_ring.CupyLink.upload
 pinned_ring.CupyLink.upload = counted
-memory_plan.workspace_bytes = lambda problem, spec: 0  # what NumPy takes is not the device's
+PLANES = 0
+"""Bytes that are made of every element of a block's panels; 0: what NumPy takes is not the device's."""
+STRIPS = []
+"""Strips in which products were computed."""
 cuda.call = kernel
 copies._DIRECT = 1
 pinned_ring.SLOT_BYTES = 1 << 12
@@ -140,6 +158,52 @@ def run(backend, messages, *, overlapped):
     return answers
 
 
+def reduction(share, *, overlapped, blocks=False, shuffle=None, failing=0):
+    """`case` of a reduction; `blocks`: by blocks as messages of their own, and then one that puts them together."""
+    global FAILING
+    params = GemmReduceParams(reduce=["sum", "absmax", "argmax"], axis="n")
+    operands = {side: place(array)[0] for side, array in (("a", A), ("b", B))}
+    operands = {side: ref.model_copy(update={"cache_id": f"reduced-{side}"}) for side, ref in operands.items()}
+    placed = {name: place(np.full(M, 9, dtype)) for name, dtype in (("sum", "f4"), ("absmax", "f4"), ("argmax", "i8"))}
+    grid = grid_of(params, operands, RULE)
+    if blocks:
+        placed["partials"] = place(np.full(BlockReduction(grid).nbytes // 8, np.nan))
+    message = Run("t", params, "ours", operands, {name: ref for name, (ref, _) in placed.items()})
+    least = memory_plan.plan_memory(grid, cuda.DeviceSpec.of(0), 0).needed_bytes
+    budget = max(least, int(share * (A.nbytes + B.nbytes)))
+    backend = opened(budget)
+    plan = backend.plan_blocks(grid)
+    messages = [message]
+    if blocks:
+        order = list(plan.order)
+        if shuffle is not None:
+            np.random.default_rng(shuffle).shuffle(order)
+        named = [BlockOf(parent="t", sides=grid.sides, index=index, algorithm="simt") for index in order]
+        messages = [replace(message, task=f"t/{block.index}", block=block) for block in named]
+    FAILING = failing
+    answers = run(backend, messages, overlapped=overlapped)
+    FAILING = 0
+    if blocks:
+        named = BlockOf(parent="t", sides=grid.sides, index=0, combine=True)
+        answers += run(backend, [replace(message, task="t/all", block=named)], overlapped=overlapped)
+    found = {name: np.frombuffer(bytes(placed[name][1]), ref.dtype) for name, (ref, _) in placed.items()}
+    product = A.astype("f8") @ B
+    error = max(
+        np.abs(found["sum"] - product.sum(1)).max() / 30, np.abs(found["absmax"] - np.abs(product).max(1)).max()
+    )
+    there = np.take_along_axis(product, found["argmax"][:, None], 1)[:, 0]
+    error = max(error, np.abs(there - product.max(1)).max())
+    print(json.dumps({
+        "case": "reduced", "overlapped": overlapped, "blocks": blocks, "failing": failing,
+        "answers": sorted({answer.kind for answer in answers}), "tasks": len(answers), "expected": grid.count + 1,
+        "detail": next((answer.detail for answer in answers if answer.kind == "failed"), ""), "error": float(error),
+        "bits": hashlib.sha256(b"".join(found[name].tobytes() for name in params.reduce)).hexdigest(),
+        "fits": plan.fits, "uploaded": UPLOADED[0], "planned": plan.uploaded_bytes, "shuffled": shuffle is not None,
+        "budget": budget, "peak": ACCOUNT.peak, "streams": plan.uploaded_bytes > A.nbytes + B.nbytes,
+        "pageable": max(PAGEABLE, default=0), "used": backend.copies.resident.used,
+    }), flush=True)  # fmt: skip
+
+
 def case(name, share, *, overlapped, blocks=False, shuffle=None, failing=0):
     """`share`: of what operands and result take; None: what a pair of panels needs. `blocks`: as messages of their own,
     in an order of their own where `shuffle` is a seed.
@@ -187,3 +251,32 @@ for name in CASES:
     case(name, 0.3, overlapped=True, blocks=True, shuffle=7)
     case(name, 0.3, overlapped=True, failing=4)
 case("plain", 0.1, overlapped=True)
+for share, overlapped, blocks in (
+    (4.0, False, False), (0.25, True, False), (0.25, True, True), (0.0, False, False),
+):  # fmt: skip
+    reduction(share, overlapped=overlapped, blocks=blocks)
+reduction(0.3, overlapped=True, blocks=True, shuffle=7)
+reduction(0.3, overlapped=True, failing=4)
+
+
+def stripped(budget):
+    """A product whose algorithm makes planes, within so many bytes."""
+    message, view = message_of("plain")
+    grid = grid_of(message.params, message.operands, RULE)
+    backend = opened(budget)
+    plan = backend.plan_blocks(grid)
+    STRIPS.clear()
+    answers = run(backend, [message], overlapped=True)
+    print(json.dumps({
+        "case": "stripped", "answers": [answer.kind for answer in answers], "fits": plan.fits, "strips": plan.strips,
+        "computed": sorted(set(STRIPS)), "prepared": sum(STRIPS), "blocks": grid.count, "budget": budget,
+        "bits": hashlib.sha256(bytes(view)).hexdigest(), "peak": ACCOUNT.peak, "uploaded": UPLOADED[0],
+        "planned": plan.uploaded_bytes, "slots": plan.slots, "windows": plan.windows,
+    }), flush=True)  # fmt: skip
+
+
+PLANES = 6
+PANEL, WINDOW = 128 * K * 4, 128 * 128 * 4
+PAIR = 2 * PANEL + WINDOW + PLANES * K * 256
+for budget in (2 * PAIR, PAIR + PANEL + WINDOW // 2, PAIR - PANEL // 2):
+    stripped(budget)

@@ -36,7 +36,15 @@ def packed(*runs):
         form = form_of(run.params, run.operands, run.results)
         part = Part(form=form, algorithm=run.algorithm, operands=sides[0], results=sides[1])
         works.append(
-            Work(task=run.task, extents=rows, parts=[part], verify=run.verify, defer=run.defer, express=run.express)
+            Work(
+                task=run.task,
+                extents=rows,
+                parts=[part],
+                verify=run.verify,
+                defer=run.defer,
+                express=run.express,
+                block=run.block,
+            )
         )
     return RunBatch(tasks=works)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
+import queue
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
@@ -76,6 +76,11 @@ class _Pool(Generic[H]):
     def _drain(self, before: float) -> list[H]:
         """Takes out those that were not used since then."""
         drained: list[H] = []
+        try:
+            if self._free[0][1] >= before:
+                return drained
+        except IndexError:
+            return drained
         with contextlib.suppress(IndexError):
             while self._free[0][1] < before:
                 http, since = self._free.popleft()
@@ -131,7 +136,9 @@ class SyncPool(_Pool[S]):
 
     def __init__(self, make: Callable[[], S], shared: S | None = None) -> None:
         super().__init__(make, shared)
-        self._places = threading.BoundedSemaphore(IN_FLIGHT)
+        self._places: queue.SimpleQueue[None] = queue.SimpleQueue()  # a semaphore takes ten times its calls
+        for _ in range(IN_FLIGHT):
+            self._places.put(None)
 
     @contextlib.contextmanager
     def connection(self, *, idle: bool = False) -> Iterator[S]:
@@ -139,13 +146,18 @@ class SyncPool(_Pool[S]):
 
         Raises ClientClosed when the pool is closed.
         """
-        with contextlib.nullcontext() if idle else self._places:
+        if not idle:
+            self._places.get()
+        try:
             http = self._take()
             try:
                 yield http
             finally:
                 for old in self._give(http):
                     old.close()
+        finally:
+            if not idle:
+                self._places.put(None)
 
     def close(self) -> None:
         """Closes every connection: those in use when they are given back."""

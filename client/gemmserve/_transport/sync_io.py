@@ -23,7 +23,7 @@ from gemmserve._transfer.sse import Event, EventParser
 from gemmserve._transport import connection, direct
 from gemmserve._transport.answers import length_of
 from gemmserve._transport.connection import ELSEWHERE, Connection
-from gemmserve._transport.library import check_transport, httpx
+from gemmserve._transport.library import ERRORS, as_error, check_transport, httpx
 from gemmserve._transport.pool import SyncPool
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class SyncIO(Connection):
             self.places.none()
 
     def _exchange_at(self, place: str | None, request: Request[T], bar: SharedBar | None = None) -> T | Elsewhere:
-        with self.errors():
+        try:
             with self._open(request, bar, place) as response:
                 if response.status_code == places.MOVED:
                     return self.sent_on(response, b"".join(_pieces(response)))
@@ -184,6 +184,8 @@ class SyncIO(Connection):
                     if shown is not None:
                         shown.close()
             return receiver.finish()
+        except ERRORS as error:  # as `errors` does, for less
+            raise as_error(error, self.url, answered=self.answered) from error
 
     def _received(
         self, request: Request[Any], response: httpx.Response | direct.Answer, receiver: Receiver[Any]

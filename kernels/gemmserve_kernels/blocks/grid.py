@@ -1,5 +1,7 @@
 """Grid of a large product: blocks of its result, each a product of its own, that follow from the problem alone.
 
+Blocks of a reduction are reductions themselves, of their part of the product, which `blocks.reduction` puts together.
+
 A block is alpha op(A)[rows, :] op(B)[:, columns] + beta C[rows, columns] with all of k, computed as any product of its
 shape from panels of the operands that lie as `operand_panel` has them. Nothing about it depends on other blocks, on how
 much memory there is, or on who computes it: so the bits of the result do not either.
@@ -27,6 +29,12 @@ _FLOPS_PER_VOLUME: Final = 1 << 7
 _STEP: Final = 256
 """Extents of blocks are multiples, where they are as long: the tiles by which algorithms judge accuracy divide them
 (`algorithms.common.verdict`), and those of kernels."""
+_LEAST_DEPTH: Final = 8
+"""Part of a side that k is at least where a reduction is cut: blocks of fewer operations take less time than to send
+them, and their partial results more bytes than the operands."""
+_AREAS: Final = 1 << 9
+"""Bytes of operands, in squares of a side, from which reductions are cut that need no product: 2^33 with sides of 4096.
+They read every element once, so what is on a device is through before a block is sent."""
 _FEW: Final = 2
 """Blocks along m or n up to which sides are halved: fewer could neither be spread nor streamed."""
 
@@ -78,14 +86,24 @@ class Grid:
     rows: int
     columns: int
     matrices: int
+    reduction: GemmReduceProblem | None = None
+    """The reduction whose product `problem` is, where the blocks are of one."""
 
     @classmethod
     def of(cls, problem: GemmProblem | GemmReduceProblem, rule: GridRule = DEFAULT_RULE) -> Grid | None:
-        """Return the grid of a product that is large enough; None of others, of reductions, and where it would have one
-        block.
+        """Return the grid of a product, or of a reduction, that is large enough; None of others, of reductions
+        whose blocks would have little to do, and where it would have one block.
         """
-        if isinstance(problem, GemmReduceProblem) or problem.flops() < rule.min_flops or not problem.alpha:
+        if problem.flops() < rule.min_flops or not problem.alpha:
             return None
+        reduction: GemmReduceProblem | None = None
+        if isinstance(problem, GemmReduceProblem):
+            reduction = problem
+            if problem.k * _LEAST_DEPTH < rule.side:
+                return None
+            if _needs_no_product(problem) and problem.a.nbytes + problem.b.nbytes < _AREAS * rule.side**2:
+                return None
+            problem = problem.product
         if 0 in problem.result_shape:
             return None
         side = rule.side
@@ -94,14 +112,16 @@ class Grid:
         rows, columns = _extent(problem.m, side), _extent(problem.n, side)
         alike = problem.batch_shape[-1] if problem.batch_shape else 1
         matrices = max(1, min(alike, rule.side**2 // (rows * columns)))
-        grid = cls(problem, rows, columns, matrices)
+        grid = cls(problem, rows, columns, matrices, reduction)
         return grid if grid.count > 1 else None
 
     @classmethod
-    def with_sides(cls, problem: GemmProblem, sides: tuple[int, int, int]) -> Grid:
+    def with_sides(cls, problem: GemmProblem | GemmReduceProblem, sides: tuple[int, int, int]) -> Grid:
         """Return the grid whose `sides` somebody has noted. Raises ValueError where one is less than 1."""
         if min(sides) < 1:
             raise ValueError(f"a block of {sides} rows, columns and matrices")
+        if isinstance(problem, GemmReduceProblem):
+            return cls(problem.product, *sides, problem)
         return cls(problem, *sides)
 
     @property
@@ -210,8 +230,26 @@ class Grid:
         planes = (slice(None),) * (len(self.problem.result_shape) - len(block.matrices) - 2)
         return (*planes, *block.matrices, block.rows, block.columns)
 
-    def block_problem(self, index: int) -> GemmProblem:
-        """Return the product that a block is, of operands that lie as fresh copies of their panels."""
+    def block_problem(self, index: int) -> GemmProblem | GemmReduceProblem:
+        """Return the product or reduction that a block is, of operands that lie as fresh copies of their panels."""
+        product = self._block_product(index)
+        if self.reduction is None:
+            return product
+        return replace(
+            self.reduction,
+            **{name: getattr(product, name) for name in ("a", "b", "m", "n", "batch_shape")},
+            reductions=partial_names(self.reduction),
+            partial=True,
+        )
+
+    def window_bytes(self, index: int) -> int:
+        """Return the bytes of a block's results, and of its part of C."""
+        block = self.block_problem(index)
+        if isinstance(block, GemmReduceProblem):
+            return sum(math.prod(shape) * dtype.itemsize for shape, dtype in block.results.values())
+        return block.result.nbytes + (block.c.nbytes if block.c is not None else 0)
+
+    def _block_product(self, index: int) -> GemmProblem:
         problem = self.problem
         c = self.c_window(index)
         matrices, rows, columns = self.block(index).shape
@@ -255,6 +293,32 @@ class Grid:
         parts = (*batch, *line)
         index = [slice(None) if extent == 1 else part for extent, part in zip(extents, parts, strict=True)]
         return (slice(None),) * planes + tuple(index)
+
+
+def partial_names(problem: GemmReduceProblem) -> tuple[str, ...]:
+    """Return the reductions of a block that those of the whole are made of: sums for means, and the values at the
+    places of the largest and the smallest.
+    """
+    magnitude = "abs" if problem.value_dtype.kind == "c" else ""
+    found = []
+    for name in problem.reductions:
+        found.append("sum" if name == "mean" else name)
+        if name.startswith("arg"):
+            found.append(magnitude + name.removeprefix("arg"))
+    return tuple(dict.fromkeys(found))
+
+
+def _needs_no_product(problem: GemmReduceProblem) -> bool:
+    """Whether some device may reduce it without its product (`dispatch.routes.WITHOUT_PRODUCT`): sums and means, and
+    sums of squares of a product with little depth.
+    """
+    by_product = problem.config is not None and problem.config.algorithm == "product"
+    if problem.pre_op != "identity" or problem.return_c or by_product:
+        return False
+    names = set(problem.reductions)
+    if names <= {"sum", "mean"}:
+        return True
+    return names <= {"sum", "mean", "sumsq"} and 4 * problem.k * (problem.m + problem.n) <= problem.m * problem.n
 
 
 def panel_operand(operand: Operand, index: Index) -> Operand:

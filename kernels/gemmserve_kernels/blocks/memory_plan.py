@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from gemmserve_kernels.blocks.workspace import block_seconds, workspace_bytes
+from gemmserve_kernels.blocks.workspace import STRIPS, algorithm_with_strips, block_seconds, workspace_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gemmserve_kernels.blocks.grid import Grid
     from gemmserve_kernels.device.spec import DeviceSpec
+    from gemmserve_kernels.problem.vocabulary import AlgorithmName
 
 Side = Literal["a", "b"]
 
@@ -59,7 +60,8 @@ class MemoryPlan:
 
     `slots`: panels of A and of B that are held; `slot_bytes`: of each of them. `windows`: of the result (and of C),
     as many as there may be blocks under way at once.
-    `seconds`: by the model, copies beneath the computation counted so.
+    `seconds`: by the model, copies beneath the computation counted so. `strips`: in which a block is computed, one
+    after the other, so that planes take less (`GemmConfig.strips`); then by that `algorithm`. The bits are the same.
     """
 
     order: tuple[int, ...]
@@ -72,6 +74,8 @@ class MemoryPlan:
     needed_bytes: int
     fits: bool
     seconds: float
+    strips: int = 1
+    algorithm: AlgorithmName | None = None
 
     @property
     def uploaded_bytes(self) -> int:
@@ -92,7 +96,31 @@ def plan_memory(grid: Grid, spec: DeviceSpec, budget: int) -> MemoryPlan:
     Pure: the same arguments give the same plan. Raises what planning a block raises (ComputeUnsupported,
     ConfigInfeasible).
     """
-    return _Planner(grid, spec).plan(budget)
+    planners = _planners(grid, spec)
+    if budget < planners[-1].least:
+        return planners[-1].plan(budget)
+    found: MemoryPlan | None = None
+    for planner in planners:
+        if planner.least > budget:
+            continue
+        plan = planner.plan(budget)
+        if found is None or plan.seconds * _ALIKE < found.seconds:
+            found = plan
+    assert found is not None
+    return found
+
+
+def least_bytes(grid: Grid, spec: DeviceSpec) -> int:
+    """Return the least budget with which a plan fits. Raises what `plan_memory` raises."""
+    return _planners(grid, spec)[-1].least
+
+
+def _planners(grid: Grid, spec: DeviceSpec) -> list[_Planner]:
+    """Return planners for blocks computed at once, and in more and more strips if they can be."""
+    planners = [_Planner(grid, spec)]
+    if planners[0].algorithm is not None:
+        planners += [_Planner(grid, spec, strips) for strips in STRIPS[1:]]
+    return planners
 
 
 def _panels(grid: Grid) -> dict[Side, dict[int, int]]:
@@ -119,20 +147,22 @@ class _Way(NamedTuple):
 class _Planner:
     """Plans for one grid on one kind of device."""
 
-    def __init__(self, grid: Grid, spec: DeviceSpec) -> None:
+    def __init__(self, grid: Grid, spec: DeviceSpec, strips: int = 1) -> None:
         self.grid = grid
+        self.strips = strips
         self.panels = _panels(grid)
         self.needs = tuple((grid.row_panel(index), grid.column_panel(index)) for index in range(grid.count))
         self.slot_bytes = max(self.panels["a"].values()), max(self.panels["b"].values())
         shapes: dict[tuple[int, int, int], int] = {}
         self.kinds = [shapes.setdefault(grid.block(index).shape, index) for index in range(grid.count)]
         problems = {index: grid.block_problem(index) for index in shapes.values()}
-        self.block_s = {index: block_seconds(problem, spec) for index, problem in problems.items()}
+        self.block_s = {index: block_seconds(problem, spec, strips) for index, problem in problems.items()}
         self.compute_s = sum(self.block_s[kind] for kind in self.kinds)
-        self.workspace = max(workspace_bytes(problem, spec) for problem in problems.values())
-        self.window = max(
-            problem.result.nbytes + (problem.c.nbytes if problem.c is not None else 0) for problem in problems.values()
-        )
+        algorithms = {algorithm_with_strips(problem, spec) for problem in problems.values()}
+        self.algorithm = algorithms.pop() if len(algorithms) == 1 else None
+        """Algorithm of all blocks, if they can be computed in strips."""
+        self.workspace = max(workspace_bytes(problem, spec, strips) for problem in problems.values())
+        self.window = max(grid.window_bytes(index) for index in problems)
         self.least = sum(self.slot_bytes) + self.window + self.workspace
 
     def plan(self, budget: int) -> MemoryPlan:
@@ -154,6 +184,8 @@ class _Planner:
                 self.least,
                 budget >= self.least,
                 self._seconds(order, uploads, overlaps=way.windows > 1),
+                self.strips,
+                self.algorithm if self.strips > 1 else None,
             )
             if found is None or _better(plan, found):
                 found = plan

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from gemmserve_kernels.blocks.grid import DEFAULT_RULE, Grid, GridRule
-from gemmserve_kernels.blocks.workspace import workspace_bytes
+from gemmserve_kernels.blocks.workspace import STRIPS, algorithm_with_strips, workspace_bytes
 from gemmserve_kernels.problem.operand import Operand
 from gemmserve_kernels.problem.problem import GemmProblem
 
@@ -47,8 +47,10 @@ def reach_of(spec: DeviceSpec, budget: int, rule: GridRule = DEFAULT_RULE, dtype
             whole = problem.nbytes() + workspace_bytes(problem, spec)
             return whole, whole
         block = grid.block_problem(0)
-        beside = block.result.nbytes + workspace_bytes(block, spec)
-        return problem.a.nbytes + problem.b.nbytes + beside, block.a.nbytes + block.b.nbytes + beside
+        beside = grid.window_bytes(0) + workspace_bytes(block, spec)
+        strips = STRIPS[-1] if algorithm_with_strips(block, spec) is not None else 1
+        least = block.a.nbytes + block.b.nbytes + grid.window_bytes(0) + workspace_bytes(block, spec, strips)
+        return problem.a.nbytes + problem.b.nbytes + beside, least
 
     return Reach(
         rule.side * _last(lambda blocks: bytes_of(blocks)[0] <= budget),

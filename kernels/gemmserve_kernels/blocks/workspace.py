@@ -6,6 +6,7 @@ Memory is an upper bound of what the algorithm allocates at once; time is the es
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -13,15 +14,17 @@ from gemmserve_kernels.algorithms.common.splits import SCHEMES
 from gemmserve_kernels.algorithms.cpu.gemm import BLOCK_BYTES
 from gemmserve_kernels.algorithms.ozaki.gemm import resolve as resolve_ozaki
 from gemmserve_kernels.algorithms.ozaki.plan import WORKSPACE
-from gemmserve_kernels.algorithms.splits.gemm import widening_module
+from gemmserve_kernels.algorithms.splits.gemm import strip_width, widening_module
 from gemmserve_kernels.algorithms.splits.prepass import plane_bytes
 from gemmserve_kernels.algorithms.vendor.blas import copied_bytes
 from gemmserve_kernels.dispatch.estimate import estimate
-from gemmserve_kernels.dispatch.routes import Plan, as_uniform, plan_gemm
+from gemmserve_kernels.dispatch.routes import WITHOUT_PRODUCT, Plan, as_uniform, plan
+from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
+from gemmserve_kernels.problem.vocabulary import PARTIAL_KINDS
 
 if TYPE_CHECKING:
     from gemmserve_kernels.device.spec import DeviceSpec
-    from gemmserve_kernels.problem.problem import GemmProblem
+    from gemmserve_kernels.problem.vocabulary import AlgorithmName
 
 _SPARE: Final = 1 << 20
 """Bytes for what is small: exponents, flags, deficits are a few words a row, and allocations end at 512 bytes."""
@@ -31,6 +34,14 @@ _CORE_RATE: Final = 2e10
 """Operations a second of a processor's core, about."""
 _UNKNOWN_RATE: Final = 1e13
 """Operations a second of a device of which nothing is known."""
+_READ_RATE: Final = 1e12
+"""Bytes a second of operands that are read once, about."""
+_SPLIT: Final = 2.0
+"""Bytes read and written for each byte of an operand that is made into planes."""
+_LEAST_TILE: Final = 32
+"""Rows or columns of the smallest tile that leaves partial results."""
+_PARTIAL: Final = 16
+"""Bytes of the largest partial result: a complex sum in double, or a place with its value."""
 _TILE: Final = 1 << 16
 """Elements of the largest tile that a kernel has."""
 _PARTS: Final = 16
@@ -40,10 +51,55 @@ _PARTIALS: Final = 256 << 20
 _PLANES: Final = ("3xfp16", "3xfp16-3m", "1xfp16", "6xbf16", "9xbf16")
 
 
+STRIPS: Final = (1, 2, 4)
+"""Strips that a block may be computed in (`GemmConfig.strips`), by algorithms that make planes."""
+
+
 @lru_cache(maxsize=1024)
-def workspace_bytes(problem: GemmProblem, spec: DeviceSpec) -> int:
-    """Return bytes that a block takes at most beside operands and result. Raises what `plan_gemm` raises."""
-    plan = plan_gemm(problem, spec)
+def algorithm_with_strips(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> AlgorithmName | None:
+    """Return the algorithm of a block that can be computed in strips, with the same bits; None of others. Raises what
+    planning it raises (ComputeUnsupported, ConfigInfeasible).
+    """
+    if isinstance(problem, GemmReduceProblem) or problem.batch > 1 or spec.kind == "cpu":
+        return None
+    chosen = plan(problem, spec)
+    return chosen.algorithm if chosen.algorithm in {"wgmma", "mma", "mfma"} and chosen.arithmetic in _PLANES else None
+
+
+@lru_cache(maxsize=1024)
+def workspace_bytes(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec, strips: int = 1) -> int:
+    """Return bytes that a block takes at most beside operands and results, in `strips` where it can be. Raises what
+    planning it raises (ComputeUnsupported, ConfigInfeasible).
+    """
+    chosen = plan(problem, spec)
+    if strips > 1 and isinstance(problem, GemmProblem) and algorithm_with_strips(problem, spec) is not None:
+        # All but planes is as for the whole, whose tiles it has; flags and deficits are each strip's own.
+        strip = replace(problem, n=min(problem.n, strip_width(problem.n, strips)))
+        planes = _algorithm_bytes(chosen, problem, spec) - _algorithm_bytes(chosen, strip, spec)
+        return _product_bytes(problem, chosen, spec) - planes + strips * _WORDS * (problem.m + problem.n)
+    if isinstance(problem, GemmReduceProblem):
+        return _SPARE + 3 * BLOCK_BYTES if spec.kind == "cpu" else _reduction_bytes(problem, chosen, spec)
+    return _product_bytes(problem, chosen, spec)
+
+
+def _reduction_bytes(problem: GemmReduceProblem, chosen: Plan, spec: DeviceSpec) -> int:
+    """Return bytes of partial results, and of what the product takes."""
+    tiles = -(-problem.extent // _LEAST_TILE)  # and one in 32 of them again, when they are combined
+    partials = len(PARTIAL_KINDS) * _PARTIAL * math.prod(problem.outputs_shape) * (tiles + tiles // 16 + 2)
+    needed = partials + _SPARE + _WORDS * problem.batch * (problem.m + problem.n)
+    uniform = as_uniform(problem)[0]
+    if chosen.uniform:
+        needed += uniform.a.nbytes + uniform.b.nbytes
+    if chosen.algorithm == "sums":
+        return needed + _WORDS * problem.batch * problem.k * (1 + (problem.m + problem.n) // _LEAST_TILE)
+    if chosen.algorithm == "gram":
+        wide = 16 if problem.dtype.kind == "c" else 8
+        depth = problem.batch * problem.k
+        return needed + wide * depth * (2 * problem.k + problem.m + problem.n)
+    return needed + _algorithm_bytes(chosen, uniform.product, spec)
+
+
+def _product_bytes(problem: GemmProblem, plan: Plan, spec: DeviceSpec) -> int:
     if spec.kind == "cpu":
         return 3 * BLOCK_BYTES  # of the product and of both operands
     uniform = as_uniform(problem)[0] if plan.uniform else problem
@@ -74,11 +130,18 @@ def _algorithm_bytes(plan: Plan, problem: GemmProblem, spec: DeviceSpec) -> int:
 
 
 @lru_cache(maxsize=1024)
-def block_seconds(problem: GemmProblem, spec: DeviceSpec) -> float:
-    """Return seconds that a block takes on a device, by the tables of what was measured where there are any."""
+def block_seconds(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec, strips: int = 1) -> float:
+    """Return seconds that a block takes on a device, by the tables of what was measured where there are any; each of
+    several strips makes planes of A anew.
+    """
     if spec.kind == "cpu":
         return problem.flops() / (_CORE_RATE * max(1, spec.sm_count))
-    plan = plan_gemm(problem, spec)
+    chosen = plan(problem, spec)
     shape = (problem.batch, problem.m, problem.n, problem.k)
-    seconds = estimate(spec, plan.algorithm, plan.arithmetic, problem.dtype.name, shape)
-    return seconds if math.isfinite(seconds) else problem.flops() / _UNKNOWN_RATE
+    written = isinstance(problem, GemmProblem) or problem.return_c
+    if chosen.algorithm in WITHOUT_PRODUCT:
+        return (problem.a.nbytes + problem.b.nbytes) / _READ_RATE
+    seconds = estimate(spec, chosen.algorithm, chosen.arithmetic, problem.dtype.name, shape, written=written)
+    if not math.isfinite(seconds):
+        return problem.flops() / _UNKNOWN_RATE
+    return seconds + (strips - 1) * _SPLIT * problem.a.nbytes / _READ_RATE

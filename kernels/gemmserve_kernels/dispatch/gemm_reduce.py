@@ -49,6 +49,7 @@ def gemm_reduce(
     config: GemmConfig | None = None,
     return_c: bool = False,
     reproducible: bool = True,
+    partial: bool = False,
     out: Mapping[str, Any] | None = None,
 ) -> Any:
     """D[b, j] = reduce over i of pre_op(alpha * (op(A)[b] op(B)[b])[i, j]), without keeping the product.
@@ -59,7 +60,8 @@ def gemm_reduce(
     "identity", "abs", "square". NaN propagates as in NumPy. `return_c` returns the product too, as "c" (alpha applied,
     pre_op not). Operands (prepared ones, too), ops, layout and compute are those of `gemm`, but for "ozaki"; complex
     results are planar where operands are. sum, mean and sumsq of float16 are float32. `reproducible=False` permits
-    atomic sums.
+    atomic sums. `partial=True` returns parts of a larger reduction's results, in the dtypes in which they are
+    accumulated: sums and sums of squares in double, extremes as the product is (float32 for float16), no means.
 
     Sums and means alone are made without the product, (1^T A) B, unless config=GemmConfig(algorithm="product"). So are
     sums of squares of 32-bit products that are much larger than k, as b^H (A^H A) b with A^H A in double, on the CPU
@@ -74,7 +76,7 @@ def gemm_reduce(
     """
     names = reduce if isinstance(reduce, str) else tuple(reduce)
     axes = axis if isinstance(axis, str) else tuple(axis)
-    options = (names, axes, pre_op, alpha, trans_a, trans_b, layout, compute, config, return_c, reproducible)
+    options = (names, axes, pre_op, alpha, trans_a, trans_b, layout, compute, config, return_c, reproducible, partial)
     if not out and is_plain_cupy(a, b):
         results = _on_gpu(a, b, {}, options, plain=True)
         return results[reduce] if isinstance(reduce, str) and not return_c else results

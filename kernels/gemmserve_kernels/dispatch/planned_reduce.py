@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _OPTIONS: Final = (
     *("reduce", "axis", "pre_op", "alpha", "trans_a", "trans_b", "layout", "compute", "config"),
-    *("return_c", "reproducible"),
+    *("return_c", "reproducible", "partial"),
 )
 
 

@@ -24,7 +24,9 @@ class GemmConfig:
     matrix instruction (`mma`, `gram`). `stages`: buffers of shared memory. `split_k`: parts that k is cut into.
     `cluster`: blocks that share operands by multicast (`wgmma`, `ozaki`). `raster`: rows of tiles walked together for
     the cache's sake. `promote`: steps of k between promotions of the tensor core's partial sums. `rounding_big`,
-    `rounding_small`: how parts become TF32, of `ROUNDINGS` (`mma`). `moduli`: residues (`ozaki`).
+    `rounding_small`: how parts become TF32, of `ROUNDINGS` (`mma`). `moduli`: residues (`ozaki`). `strips`: parts
+    that n is cut into, of which one after the other is made into planes and multiplied (float16 and bfloat16 planes):
+    less memory for planes, the same bits.
 
     An algorithm refuses a field that it does not have.
     """
@@ -46,6 +48,7 @@ class GemmConfig:
     moduli: int | None = None
     rounding_big: str | None = None
     rounding_small: str | None = None
+    strips: int | None = None
 
     @property
     def tile_fields(self) -> dict[str, int | str]:

@@ -174,6 +174,8 @@ class GemmReduceProblem(_Product):
     pre_op: str
     return_c: bool
     reproducible: bool
+    partial: bool = False
+    """Whether the results are parts of a larger reduction's: in the dtypes in which they are accumulated."""
 
     @classmethod
     def build(
@@ -192,6 +194,7 @@ class GemmReduceProblem(_Product):
         config: GemmConfig | None = None,
         return_c: bool = False,
         reproducible: bool = True,
+        partial: bool = False,
     ) -> GemmReduceProblem:
         """Checks everything and returns the problem.
 
@@ -205,7 +208,10 @@ class GemmReduceProblem(_Product):
             pre_op=choice(pre_op, PRE_OPS, "pre_op"),
             return_c=bool(return_c),
             reproducible=bool(reproducible),
+            partial=bool(partial),
         )
+        if problem.partial and "mean" in problem.reductions:
+            raise ParameterInvalid('a part of a mean is a "sum"', "reduce")
         if ("m" in problem.axis) == ("n" in problem.axis):
             raise ParameterInvalid('axis must have exactly one of "m" and "n", optionally with "batch"', "axis")
         for name in problem.reductions:
@@ -270,6 +276,10 @@ class GemmReduceProblem(_Product):
         if name in {"argmax", "argmin"}:
             return np.dtype(np.int64)
         value = self.value_dtype
+        if self.partial:
+            complex_sum = name == "sum" and value.kind == "c"
+            wide = np.dtype(np.complex128 if complex_sum else np.float64)
+            return wide if name in {"sum", "sumsq"} else real_dtype(self.accumulate)
         if name in {"sum", "mean", "sumsq"} and value == np.float16:
             value = np.dtype(np.float32)
         return value if name in {"sum", "mean", "max", "min"} else real_dtype(value)

@@ -104,9 +104,14 @@ def row_without_place(array: str) -> ExtentRow:
     return array, "", 0, 0, array
 
 
+PARTIALS: Final = "partials"
+"""Name of the partial results of a large reduction, among its blocks' results."""
+
+
 class BlockOf(_Message):
     """Block of a large product (`gemmserve_kernels.blocks.grid`): the task's operands are the whole product's, and of
-    its result, which has a place, the block's window is written and nothing else.
+    its results, which have places, the block's windows are written and nothing else. A reduction's block writes its
+    partial results (`blocks.reduction`) into one more array of bytes, `PARTIALS`, which is the whole's too.
     """
 
     parent: str = Field(
@@ -115,6 +120,9 @@ class BlockOf(_Message):
     sides: tuple[int, int, int] = Field(description="rows, columns and matrices of a block: `Grid.sides`")
     index: int = Field(ge=0)
     algorithm: AlgorithmName | None = Field(None, description="that computes it; null: the worker plans")
+    combine: bool = Field(
+        default=False, description="no block, but a reduction's results from the partial ones of all its blocks"
+    )
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_service.errors import NotFound
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _MAX_RECENT: Final = 4096  # finished jobs
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class LiveJob:
     """A durable job that is not final, or was not when somebody began to watch it.
 
@@ -51,13 +51,15 @@ class LiveJob:
     trace: ProductTrace | None = None
     """Its trace, where the request that submitted it is traced."""
     _watchers: asyncio.Event | None = None
+    first: JobInfo = field(init=False)
+    """The job as it was at first."""
+    op: str = field(init=False)
+    """Operation of the job; its task's may be another."""
 
-    @property
-    def op(self) -> str:
-        """Operation of the job; its task's may be another."""
+    def __post_init__(self) -> None:
         first = self._changes[0]
         assert isinstance(first, JobInfo)
-        return first.op
+        self.first, self.op = first, first.op
 
     @property
     def history(self) -> list[JobInfo]:
@@ -140,9 +142,10 @@ class LiveJobs:
 
     async def wait(self, job_id: str, timeout_s: float, *, owner: str = "") -> JobInfo:
         """The job once it is final, or as it is after `timeout_s` or when the server drains. Raises NotFound."""
-        await self.get(job_id, owner=owner)
-        live = self._watch(job_id)
-        if live is not None:
+        live = self._live.get(job_id)
+        if live is None or (owner and live.first.owner != owner):
+            return await self.get(job_id, owner=owner)
+        if self._watch(job_id) is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     while job_id in self._live and not self._released.is_set():

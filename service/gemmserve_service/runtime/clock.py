@@ -9,9 +9,15 @@ from __future__ import annotations
 
 import time as system
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 _JUMP_S: Final = 5.0  # less is the wall clock being slewed; it is adopted once it has added up
+
+_steady = (
+    partial(system.clock_gettime, system.CLOCK_BOOTTIME) if hasattr(system, "CLOCK_BOOTTIME") else system.monotonic
+)
+"""Goes on while the machine sleeps, where the system has such a clock."""
 
 
 class Clock:
@@ -31,11 +37,6 @@ class Clock:
             return 0.0
         self._offset += jump
         return jump
-
-
-def _steady() -> float:
-    """Goes on while the machine sleeps, where the system has such a clock."""
-    return system.clock_gettime(system.CLOCK_BOOTTIME) if hasattr(system, "CLOCK_BOOTTIME") else system.monotonic()
 
 
 CLOCK: Final = Clock()

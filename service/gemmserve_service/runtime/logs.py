@@ -158,15 +158,19 @@ class PlainRenderer:
         if not self._LEFT.isdisjoint(event):
             return str(self._console(logger, name, event))
         stamp, level, text = event.pop("timestamp", ""), event.pop("level", ""), event.pop("event", "")
-        fields = " ".join([f"{key}={_shown(event[key])}" for key in sorted(event)])
+        # Most values are numbers: a call for each would take a third of the time.
+        fields = " ".join(
+            [
+                f"{key}={_shown(value)}" if value.__class__ is str else f"{key}={value!r}"
+                for key, value in sorted(event.items())
+            ]
+        )
         return f"{stamp} [{level:<9}] {text:<30} {fields}".rstrip(" ")
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, str):
-        plain = value.isalnum() or (value.isprintable() and _QUOTED.search(value) is None)
-        return value if plain else repr(value)
-    return repr(value)
+def _shown(value: str) -> str:
+    plain = value.isalnum() or (value.isprintable() and _QUOTED.search(value) is None)
+    return value if plain else repr(value)
 
 
 def _now() -> str:

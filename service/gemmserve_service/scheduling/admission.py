@@ -101,7 +101,9 @@ class Admission:
 
         One program always fits. `recovered`: it had been admitted by an earlier process. Raises QueueFull.
         """
-        if steps and self.steps and not recovered:
+        if not steps:
+            return _nothing
+        if self.steps and not recovered:
             most = self._settings.max_queued_steps
             self._check(owner, self._steps[owner], self.steps, most, "steps of programs are waiting", steps)
         self._steps[owner] += steps
@@ -152,3 +154,7 @@ class Admission:
         counter[owner] -= amount
         if not counter[owner]:
             del counter[owner]
+
+
+def _nothing() -> None:
+    """Give nothing back."""

@@ -93,9 +93,7 @@ class Scheduler:
         self.fleet = Fleet(executor)
         self.placement = Placement(self.fleet, self.estimates, Links(settings.probe_file), self._dispatch)
         rule = GridRule(settings.block_side)
-        self.blocks = BlockDispatch(
-            rule, executor, self.fleet, self.placement, self.estimates, self._blocks_ended, self._blocks_gone
-        )
+        self.blocks = BlockDispatch(rule, executor, self.fleet, self.placement, self.estimates, store, self)
         self.writes = WriteBack(store, executor, self.submit, self.cancel, self._dispatch)
         """Pending results: on a device or in the host arena, and not on disk yet."""
         self.watchdog = Watchdog(executor, silence_s=settings.heartbeat_timeout_s, hang_s=settings.hang_s)
@@ -576,8 +574,7 @@ class Scheduler:
         if not task.needs_place(worker, verify=verify):
             return True
         try:
-            for upload in task.results.values():
-                upload.take_place()
+            task.take_places()
         except (StoreFull, OSError) as error:
             log.warning("task %s waits: %s", task.id, error)
             self.queue.charge(task.owner, -task.cost_s, task.service_class)
@@ -638,7 +635,14 @@ class Scheduler:
             self.deadlines.cancel(task.deadline)
         task.listener.ended(task, outcome)
 
-    def _blocks_ended(self, task: Task, outcome: Done | ServiceError) -> None:
+    def blocks_combine(self, task: Task) -> None:
+        """Called when all blocks of a reduction are done: it waits for a worker that puts them together."""
+        if self.draining and not task.durable:
+            self._drop(task, self._draining())
+        else:
+            self.queue.push(task)
+
+    def blocks_ended(self, task: Task, outcome: Done | ServiceError) -> None:
         """Called when the last block of a product is done, or one has failed."""
         self.admissions.ended()
         if isinstance(outcome, Done):
@@ -646,7 +650,7 @@ class Scheduler:
         else:
             self._drop(task, outcome)
 
-    def _blocks_gone(self, task: Task) -> None:
+    def blocks_gone(self, task: Task) -> None:
         """Called when no worker is at a block of a product any more, and none will be: its panels are of no use."""
         self._forget(Forget(parents=[task.id]))
 

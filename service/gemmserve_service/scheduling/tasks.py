@@ -234,10 +234,15 @@ class Task:
     @property
     def placeless(self) -> bool:
         """Whether some of its results have no place in the store yet."""
-        for upload in self.results.values():  # noqa: SIM110 (a generator costs as much as the rest, for every task)
+        for upload in self.results.values():
             if upload.extent is None and upload.spec.nbytes:
                 return True
-        return False
+        return self.blocks is not None and self.blocks.lacks_partials
+
+    def take_places(self) -> None:
+        """Take places in the store for results that have none. Raises StoreFull, OSError."""
+        for upload in self.results.values():
+            upload.take_place()
 
     def described(self) -> dict[str, str | int]:
         """Return what it computes, as attributes of a span."""
@@ -255,6 +260,8 @@ class Task:
                 upload.abort()
             else:
                 upload.discard()
+        if self.blocks is not None:
+            self.blocks.release(reusable=reusable)
         self.unpin()
 
     def unpin(self) -> None:

@@ -72,6 +72,8 @@ def epilogue_defines(problem: GemmReduceProblem) -> dict[str, str]:
 
 def sum_dtype(problem: GemmReduceProblem) -> np.dtype[Any]:
     """Return the dtype of the sums and means that kernels write."""
+    if problem.partial:
+        return np.dtype(np.complex128 if problem.value_dtype.kind == "c" else np.float64)
     summed = np.dtype(np.float32) if problem.dtype == np.float16 else problem.dtype
     return real_dtype(summed) if problem.value_dtype.kind == "f" else summed
 
@@ -84,7 +86,7 @@ def combine_source(problem: GemmReduceProblem) -> KernelSource:
         "TYPE_VALUE": TYPES[_value_dtype(problem).name],
         "TYPE_SUM": TYPES[summed.name],
         "TYPE_SUMSQ": TYPES[real_dtype(summed).name],
-        "TYPE_REAL": TYPES[real_dtype(problem.dtype).name],
+        "TYPE_REAL": TYPES[real_dtype(problem.accumulate if problem.partial else problem.dtype).name],
     }
     return KernelSource("combine", tuple(defines.items()))
 
@@ -188,7 +190,7 @@ def written_dtype(problem: GemmReduceProblem, name: str) -> np.dtype[Any]:
     """Return the dtype that the kernel writes as the result `name`: complex numbers where it is planar."""
     dtype = problem.results[name][1]
     planar = problem.planar and name in {"sum", "mean"} and problem.value_dtype.kind == "c"
-    return problem.dtype if planar else dtype
+    return sum_dtype(problem) if planar else dtype
 
 
 def _target(launcher: Launcher, problem: GemmReduceProblem, name: str, result: Any) -> Any:

@@ -26,21 +26,23 @@ import numpy as np
 
 from gemmserve_kernels.algorithms.common.prepared_operand import source_of
 from gemmserve_kernels.algorithms.common.splits import SCHEMES, WIDE
+from gemmserve_kernels.algorithms.common.verdict import GROUP
 from gemmserve_kernels.algorithms.mfma import gemm as mfma
 from gemmserve_kernels.algorithms.mma import gemm as mma
 from gemmserve_kernels.algorithms.splits import fallback, prepass
 from gemmserve_kernels.algorithms.splits.flags import Flags
 from gemmserve_kernels.algorithms.wgmma import gemm as wgmma
 from gemmserve_kernels.device.struct_params import BATCH_DIMS, coalesce
+from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.errors import ConfigInfeasible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gemmserve_kernels.algorithms.splits.multiplier import PlanesAlgorithm, WideningAlgorithm
+    from gemmserve_kernels.algorithms.splits.prepass import Prepass
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.device.spec import DeviceSpec
-    from gemmserve_kernels.problem.config import GemmConfig
     from gemmserve_kernels.problem.operand import Operand
     from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 
@@ -85,10 +87,30 @@ def _pair_axes(problem: GemmProblem) -> tuple[int, ...]:
 def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -> Any:
     """The tile of the multiplying kernel: a WgmmaTile, an MmaTile or an MfmaTile. Raises ConfigInfeasible."""
     scheme = SCHEMES[problem.compute]
+    strips_of(config)
     module = module_of(config, spec)
     if reason := module.supports_planes(problem, scheme, spec):
         raise ConfigInfeasible(reason)
-    return module.resolve_planes(config, problem, scheme, spec)
+    return module.resolve_planes(_of_tile(config), problem, scheme, spec)
+
+
+def strips_of(config: GemmConfig | None) -> int:
+    """Return into how many strips of columns the result is cut. Raises ConfigInfeasible."""
+    strips = 1 if config is None or config.strips is None else config.strips
+    if strips < 1:
+        raise ConfigInfeasible(f"strips: must be at least 1, not {strips}")
+    return strips
+
+
+def strip_width(n: int, strips: int) -> int:
+    """Return the columns of a strip, but for the last one: the tiles by which accuracy is judged lie within one."""
+    even = -(-n // strips)
+    return -(-even // GROUP) * GROUP
+
+
+def _of_tile(config: Any) -> Any:
+    """Return what a configuration says of tiles: as if the whole were computed at once."""
+    return replace(config, strips=None) if isinstance(config, GemmConfig) else config
 
 
 def _algorithm(config: GemmConfig | None, spec: DeviceSpec) -> str:
@@ -112,6 +134,36 @@ def run_gemm(
     widening = widening_module(problem, config, launcher.spec)
     for part in parts_of(problem, a, b, c, out, widens=widening is not None):
         _run(launcher, part[0], config, *part[1:], widening)
+
+
+def _strips(problem: GemmProblem, strips: int, b: Any, c: Any, out: Any) -> Iterator[tuple[GemmProblem, Any, Any, Any]]:
+    """Yield the products of strips of columns, with B, C and the result; all at once where B comes prepared."""
+    width = strip_width(problem.n, strips)
+    if width >= problem.n or source_of(b) is not b:
+        yield problem, b, c, out
+        return
+    turned = problem.trans_b in {"T", "C"}
+    for first in range(0, problem.n, width):
+        here = slice(first, min(first + width, problem.n))
+        parts = [_columns(array, here, turned=array is b and turned) for array in (b, c, out)]
+        yield (
+            replace(
+                problem,
+                n=here.stop - here.start,
+                b=_operand(problem.b, parts[0]),
+                c=None if problem.c is None or c is None else _operand(problem.c, parts[1]),
+            ),
+            *parts,
+        )
+
+
+def _columns(array: Any, here: slice, *, turned: bool) -> Any:
+    """Return those columns of an array's matrices, or rows."""
+    if array is None:
+        return None
+    index = [slice(None)] * array.ndim
+    index[-2 if turned else -1] = here
+    return array[tuple(index)]
 
 
 def parts_of(
@@ -187,14 +239,38 @@ def _run(
     out: Any,
     widening: WideningAlgorithm | None,
 ) -> None:
-    scheme = SCHEMES[problem.compute]
-    ready = prepass.run(launcher, problem, scheme, a, b, widens=widening is not None)
+    # As the whole would be computed: what a strip's own shape suggests could have other bits.
     tile = resolve(config, problem, launcher.spec)
+    of_wide = None if widening is None else widening.wide_tile(problem, WIDE[SCHEMES[problem.compute]], launcher.spec)
+    strips = strips_of(config)
+    memory = None
+    for strip, b_part, c_part, out_part in _strips(problem, strips, b, c, out):
+        widens = widening is not None
+        ready = prepass.run(
+            launcher, strip, SCHEMES[problem.compute], a, b_part, widens=widens, keeps=strips > 1, memory=memory
+        )
+        memory = ready.blocks
+        _multiply(launcher, strip, config, a, b_part, c_part, out_part, widening, tile, of_wide, ready)
+
+
+def _multiply(
+    launcher: Launcher,
+    problem: GemmProblem,
+    config: GemmConfig | None,
+    a: Any,
+    b: Any,
+    c: Any,
+    out: Any,
+    widening: WideningAlgorithm | None,
+    tile: Any,
+    of_wide: Any,
+    ready: Prepass,
+) -> None:
+    """Compute a strip, whose planes are `ready`, by those tiles."""
     counters = launcher.counters(problem.batch * problem.m * problem.n)
     wide = None
     if widening is not None:
         judged = prepass.judged(launcher, ready, counters)
-        of_wide = widening.wide_tile(problem, WIDE[scheme], launcher.spec)
         widening.multiply(launcher, problem, tile, ready.a.planes, ready.b.planes, c, out, judged)
         wide = prepass.widen(launcher, ready)
         rest = judged._replace(tiles="rest")

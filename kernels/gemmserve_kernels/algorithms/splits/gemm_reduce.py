@@ -40,6 +40,8 @@ def resolve(config: GemmConfig | None, problem: GemmReduceProblem, spec: DeviceS
     reduction (one H200, float32 64 x 1024 x 1024 x 256).
     """
     given = config or GemmConfig()
+    if product.strips_of(config) > 1:
+        raise ConfigInfeasible("strips: reductions have none")
     tile = product.resolve(config, problem.product, spec)
     if not isinstance(tile, WgmmaTile):
         if widening := product.widening_module(problem, config, spec):

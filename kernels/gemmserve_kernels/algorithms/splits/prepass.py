@@ -82,20 +82,26 @@ def run(
     b: Any,
     *,
     widens: bool = False,
+    keeps: bool = False,
+    memory: tuple[Any, Any] | None = None,
 ) -> Prepass:
     """Splits the operands, arrays or PreparedOperands, of all of the problem's batch.
 
-    `widens`: `widen` will be asked, which takes place in the same memory.
+    `widens`: `widen` will be asked, which takes place in the same memory. `keeps`: another one will follow, with
+    planes that are no larger, in the same memory, which is its `memory`: the `blocks` of this.
     """
     (stored_a, base_a), (stored_b, base_b) = (StoredArray.of(launcher, source_of(x)) for x in (a, b))
     plan = _plan(problem, stored_a, stored_b)
     words = launcher.zeros((plan.words,), _INT)
     ready, fresh, blocks = [], [], []
-    for operand, side, name, first in ((a, plan.a, "a", plan.deficits_a), (b, plan.b, "b", plan.deficits_b)):
+    there = memory or (None, None)
+    sides = ((a, plan.a, "a", plan.deficits_a, there[0]), (b, plan.b, "b", plan.deficits_b, there[1]))
+    for operand, side, name, first, former in sides:
         found = _ready(operand, scheme, side, name)
-        made = block = None
+        made, block = None, former
         if found is None:
-            block = launcher.empty((_elements(scheme, side, name),), _HALF) if widens else None
+            if former is None and (widens or keeps):
+                block = launcher.empty((_elements(scheme, side, name, widens=widens),), _HALF)
             deficits = None if is_wide(scheme) else Deficits(words, first)
             made = split.allocate(launcher, scheme, side, name, deficits, block)
         fresh.append(made)
@@ -130,9 +136,10 @@ def prepare_operand(
     return None if host[_STATUS_WORDS] else operand
 
 
-def _elements(scheme: Scheme, side: SplitSide, name: str) -> int:
+def _elements(scheme: Scheme, side: SplitSide, name: str, *, widens: bool) -> int:
     """Return the elements of the planes of a scheme, or of the one that takes what they do not serve: the larger."""
-    count = max(len(PLANES[each, side.complex, name]) for each in (scheme, WIDE[scheme]))
+    schemes = (scheme, WIDE[scheme]) if widens else (scheme,)
+    count = max(len(PLANES[each, side.complex, name]) for each in schemes)
     return side.matrices * count * side.rows * side.pitch
 
 

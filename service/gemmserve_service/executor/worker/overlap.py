@@ -239,7 +239,8 @@ class _Lane:
         """
         if self.oldest is None:
             self.moved = time.monotonic()
-        if isinstance(message, Run) and not isinstance(message.params, ProgramParams):
+        combines = isinstance(message, Run) and message.block is not None and message.block.combine
+        if isinstance(message, Run) and not isinstance(message.params, ProgramParams) and not combines:
             if message.block is None and (grid := self.runner.grid(message)) is not None:
                 _GridTask(self, message, grid, ended, compile_s).begin()
                 return
@@ -299,7 +300,7 @@ class _Task:
 
 
 class _WholeTask(_Task):
-    """A program or a batch: everything where others compute."""
+    """A program, a batch, a reduction from its blocks': everything where others compute."""
 
     def __init__(self, lane: _Lane, message: Run | Work) -> None:
         super().__init__(lane.runner, message.task)
@@ -498,7 +499,9 @@ class _ProductTask(_Task):
 class _BlockTask(_ProductTask):
     """A block of a large product that came whole."""
 
-    def __init__(self, lane: _Lane, message: Run, params: GemmParams, find: Callable[[], BlockWork]) -> None:
+    def __init__(
+        self, lane: _Lane, message: Run, params: GemmParams | GemmReduceParams, find: Callable[[], BlockWork]
+    ) -> None:
         super().__init__(lane, message, params)
         self._find = find
 
@@ -549,7 +552,7 @@ class _GridTask(_Task):
             self._under_way += 1
         block = BlockOf(parent=self.name, sides=self._grid.sides, index=index)
         message = replace(self.message, block=block)
-        assert isinstance(message.params, GemmParams)
+        assert not isinstance(message.params, ProgramParams)
         task = _BlockTask(self._lane, message, message.params, lambda: self._work(block))
         self._lane.pipeline.put(task, self._block_ended)
 
@@ -587,8 +590,11 @@ class _GridTask(_Task):
     def _whole(self) -> Done:
         """Return the answer for all blocks. Waits for room for results that have no place yet."""
         deferred, gridded = self.message.deferred, self._gridded
+        assert gridded is not None
+        with interruptible(self._checkpoint):
+            gridded.combine()
         write_queue: WriteQueue | None = getattr(self._lane.backend, "write_queue", None)
-        if deferred and write_queue is not None and gridded is not None:
+        if deferred and write_queue is not None:
             results = [Result(array, gridded.results[name]) for name, array in deferred.items()]
             write_queue.reserve(self.name, results, self._checkpoint)
         return whole_answer(self._dones).model_copy(

@@ -10,6 +10,9 @@ memory (`gemmserve_kernels.blocks.memory_plan`), so that little streams through 
 tile that has most left. Bits do not depend on it: a block's follow from the grid, and all blocks of a product are
 computed by devices of one class.
 
+Blocks of a reduction leave partial results in scratch memory that they share; when all are done, one more task, which
+any worker of the class may have, makes the results of those.
+
 Everything here happens in the event loop's thread, and takes as long with a thousand workers as with one.
 """
 
@@ -18,22 +21,24 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
-from gemmserve_kernels import KernelError
+from gemmserve_kernels import KernelError, Plan
 from gemmserve_kernels.blocks.memory_plan import plan_memory
-from gemmserve_service.executor.protocol import BlockOf, Done
+from gemmserve_kernels.blocks.reduction import BlockReduction
+from gemmserve_service.executor.protocol import PARTIALS, BlockOf, Done
 from gemmserve_service.executor.worker.blocks.answers import whole_answer
 from gemmserve_service.scheduling.tasks import ServiceClass, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from gemmserve_kernels import Plan
+    from gemmserve_kernels import DeviceSpec
     from gemmserve_kernels.blocks.grid import Grid
     from gemmserve_service.errors import ServiceError
     from gemmserve_service.executor.port import Worker
     from gemmserve_service.executor.protocol import Work
+    from gemmserve_service.store.upload import Upload
 
 MAX_ON_WORKER: Final = 2
 """Blocks that a worker has at once: one that it computes, and one whose panels come meanwhile. What is sent to it then
@@ -42,15 +47,31 @@ _LOOKED_AT: Final = 64  # blocks of another's tile among which one that is throu
 _MIN_RECTANGLES: Final = 4  # workers from which tiles are cut along both axes; two were measured to do without
 
 
+class BlocksOwner(Protocol):
+    """The scheduler, as blocks know it."""
+
+    def blocks_combine(self, task: Task) -> None:
+        """Called when all blocks of a reduction are done, and its results are to be made of theirs."""
+
+    def blocks_ended(self, task: Task, outcome: Done | ServiceError) -> None:
+        """Called when the last block is done, with the answer of the whole, or with what a block failed by."""
+
+    def blocks_gone(self, task: Task) -> None:
+        """Called when it is over, and no worker is at a block of it any more."""
+
+
 class BlockTask(Task):
-    """One block of `whole`, on its way through a worker. Operands and results are those of the whole, and stay its."""
+    """One block of `whole`, on its way through a worker. Operands and results are those of the whole, and stay its.
+
+    An `index` behind the last block's: what makes a reduction's results of those of its blocks.
+    """
 
     def __init__(self, whole: Task, blocks: Blocks, index: int) -> None:
         grid = blocks.grid
         super().__init__(
             f"{whole.id}/{index}",
             whole.params,
-            grid.block_problem(index),
+            grid.block_problem(index if index < grid.count else 0),
             whole.operands,
             whole.results,
             blocks,
@@ -61,6 +82,8 @@ class BlockTask(Task):
             durable=whole.durable,
         )
         self.index = index
+        self.combines = index == grid.count
+        """Whether it is no block, but makes the results of all of them."""
         self.service_class = ServiceClass.LARGE
         self._whole = whole
         self._blocks = blocks
@@ -85,11 +108,41 @@ class BlockTask(Task):
         del worker
         return False
 
+    @property
+    def check_bytes(self) -> int:
+        """See `Task`."""
+        return 0 if self.combines else super().check_bytes
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """See `Task`."""
+        return (self._blocks.partial_bytes, 0) if self.combines else super().size
+
+    def plan(self, spec: DeviceSpec) -> Plan | KernelError:
+        """See `Task`; what blocks have left is put together in the host's memory."""
+        return Plan("numpy", reduces=True) if self.combines else super().plan(spec)
+
+    @property
+    def placeless(self) -> bool:
+        """See `Task`: partial results, too."""
+        return super().placeless or self._blocks.lacks_partials
+
+    def take_places(self) -> None:
+        """See `Task`."""
+        super().take_places()
+        self._blocks.take_partials()
+
     def message(self, chosen: Plan, *, verify: bool) -> Work:
         """See `Task`."""
-        work = self._whole.message(chosen, verify=verify)
+        partials = self._blocks.partials
+        self.results = self._whole.results if partials is None else self._whole.results | {PARTIALS: partials}
+        work = super().message(chosen, verify=verify and not self.combines)
         block = BlockOf(
-            parent=self._whole.id, sides=self._blocks.grid.sides, index=self.index, algorithm=chosen.algorithm
+            parent=self._whole.id,
+            sides=self._blocks.grid.sides,
+            index=0 if self.combines else self.index,
+            algorithm=None if self.combines else chosen.algorithm,
+            combine=self.combines,
         )
         return replace(work, task=self.id, defer=False, express=False, block=block)
 
@@ -104,24 +157,25 @@ class BlockTask(Task):
 class Blocks:
     """The blocks of `task`: which are done, on a worker, and left. The listener (`tasks.Listener`) of their tasks.
 
-    `ended` is called when the last one is done, with the answer of the whole, or with what a block failed by. `gone`
-    is called when it is over, and no worker is at a block of it any more.
+    `reserve` reserves scratch memory of so many bytes for a reduction's partial results; it raises StoreFull, OSError.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        grid: Grid,
-        ended: Callable[[Task, Done | ServiceError], None],
-        gone: Callable[[Task], None],
-    ) -> None:
+    def __init__(self, task: Task, grid: Grid, owner: BlocksOwner, reserve: Callable[[int], Upload]) -> None:
         self.task = task
         self.grid = grid
-        self._gone = gone
+        self._owner = owner
+        self._reserve = reserve
+        self.partial_bytes = 0 if grid.reduction is None else BlockReduction(grid).nbytes
+        """Bytes of a reduction's partial results; 0 of a product."""
+        self.partials: Upload | None = None
+        """Their place, from when the first block is sent."""
+        self._released = False
+        """Whether that is over."""
+        self._partials_tainted = False
+        """Whether a lost worker may still write there."""
         self.device_class: int | None = None
         """Class of the devices that compute it; None: not chosen yet."""
         self.under_way: dict[int, BlockTask] = {}
-        self._ended = ended
         self._lost: dict[int, BlockTask] = {}
         """Blocks that have lost a worker, and wait again."""
         self._answers: dict[int, Done] = {}
@@ -175,12 +229,12 @@ class Blocks:
         if self._shape is None:
             self._order = _order(self.grid, worker)
             self._cut(sum(each.ready and each.device_class == worker.device_class for each in workers))
-        index = self._next(worker)
+        index = self.grid.count if self._all_done else self._next(worker)
         self._left -= 1
-        row, column = self.grid.row_panel(index), self.grid.column_panel(index)
-        rows, columns = self._panels.setdefault((worker.id, worker.restarts), (set(), set()))
-        rows.add(row)
-        columns.add(column)
+        if index < self.grid.count:
+            rows, columns = self._panels.setdefault((worker.id, worker.restarts), (set(), set()))
+            rows.add(self.grid.row_panel(index))
+            columns.add(self.grid.column_panel(index))
         block = self._lost.pop(index, None) or BlockTask(self.task, self, index)
         block.cost_s = self.task.cost_s  # with which its owner was charged
         if worker.spec is not None and worker.device_class not in block.plans:
@@ -192,7 +246,9 @@ class Blocks:
         """Take back a block whose worker was lost, or could not begin with it: it goes before the others."""
         del self.under_way[block.index]
         self._lost[block.index] = block
-        self._tiles[self._tile_of(block.index)].appendleft(block.index)
+        self._partials_tainted = self._partials_tainted or block.crashes > 0
+        if not block.combines:
+            self._tiles[self._tile_of(block.index)].appendleft(block.index)
         self._left += 1
         self._suspect()
 
@@ -202,7 +258,29 @@ class Blocks:
         self._reusable = self._reusable and reusable
         if self.task.over and not self.under_way:
             self.task.close(reusable=self._reusable)
-            self._gone(self.task)
+            self._owner.blocks_gone(self.task)
+
+    # -- partial results of a reduction -----------------------------------------------------------------------------
+
+    @property
+    def lacks_partials(self) -> bool:
+        """Whether partial results have no place yet, and need one."""
+        return self.partials is None and self.partial_bytes > 0 and not self._released
+
+    def take_partials(self) -> None:
+        """Take the place that they need. Raises StoreFull, OSError."""
+        if self.lacks_partials:
+            self.partials = self._reserve(self.partial_bytes)
+
+    def release(self, *, reusable: bool = True) -> None:
+        """Give that place back; nobody is at a block any more, or it is not `reusable`."""
+        partials, self.partials, self._released = self.partials, None, True
+        if partials is None:
+            return
+        if reusable and not self._partials_tainted:
+            partials.abort()
+        else:
+            partials.discard()
 
     # -- tasks.Listener ---------------------------------------------------------------------------------------------
 
@@ -232,20 +310,30 @@ class Blocks:
         """Take in a block's end: the whole's, if it is the last one, or failed."""
         assert isinstance(task, BlockTask)
         if not isinstance(outcome, Done):
-            self._ended(self.task, outcome)
+            self._owner.blocks_ended(self.task, outcome)
             return
         del self.under_way[task.index]
         self._answers[task.index] = outcome
         if task.crashes:
             self._suspect()
-        self._done_flops += self.grid.flops(task.index)
-        if len(self._answers) == self.grid.count:
-            self._ended(self.task, _whole(self.task, [self._answers[index] for index in range(self.grid.count)]))
-            self._gone(self.task)
+        if not task.combines:
+            self._done_flops += self.grid.flops(task.index)
+        if len(self._answers) == self.grid.count + (self.partial_bytes > 0):
+            self.release()
+            self._owner.blocks_ended(self.task, _whole(self.task, [self._answers[at] for at in sorted(self._answers)]))
+            self._owner.blocks_gone(self.task)
+        elif self._all_done:
+            self._left = 1
+            self._owner.blocks_combine(self.task)
         else:
             self.task.listener.progressed(self.task, self._done_flops / self.task.size[1])
 
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _all_done(self) -> bool:
+        """Whether every block is, so that a reduction's results can be made of them."""
+        return len(self._answers) == self.grid.count
 
     def _suspect(self) -> None:
         """Have the whole go alone while a block of it is not done that has lost a worker."""
@@ -336,5 +424,5 @@ def _whole(task: Task, answers: Sequence[Done]) -> Done:
     """Return the answer of a product from those of its blocks, in the grid's numbering."""
     done = whole_answer(answers)
     done.timings.queue_s = task.queue_s
-    names = dict.fromkeys(answer.algorithm for answer in answers)
+    names = dict.fromkeys(answer.algorithm for answer in answers[: task.blocks.grid.count if task.blocks else None])
     return done.model_copy(update={"task": task.id, "algorithm": ", ".join(names)})

@@ -1,30 +1,30 @@
-"""Dispatch of large products: which of them are cut into blocks, which devices compute those, who takes the next."""
+"""Dispatch of large products: which are cut into blocks, which devices compute those, and who takes the next."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from gemmserve_kernels import GemmProblem, KernelError, Plan
+import numpy as np
+
+from gemmserve_kernels import GemmProblem, GemmReduceProblem, KernelError, Plan
 from gemmserve_kernels.blocks.grid import Grid
 from gemmserve_service.scheduling.blocks.blocks import Blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gemmserve_kernels.blocks.grid import GridRule
-    from gemmserve_service.errors import ServiceError
     from gemmserve_service.executor.port import Executor, Worker
-    from gemmserve_service.executor.protocol import Done
-    from gemmserve_service.scheduling.blocks.blocks import BlockTask
+    from gemmserve_service.scheduling.blocks.blocks import BlocksOwner, BlockTask
     from gemmserve_service.scheduling.estimates import Estimates
     from gemmserve_service.scheduling.fleet import Fleet
     from gemmserve_service.scheduling.placement import Placement
     from gemmserve_service.scheduling.tasks import Task
+    from gemmserve_service.store.array_store import ArrayStore
+    from gemmserve_service.store.upload import Upload
 
 
 class BlockDispatch:
-    """Large products of one scheduler; `ended` and `gone` are what `Blocks` calls."""
+    """Large products of one scheduler, which is the `owner` of their blocks."""
 
     def __init__(
         self,
@@ -33,8 +33,8 @@ class BlockDispatch:
         fleet: Fleet,
         placement: Placement,
         estimates: Estimates,
-        ended: Callable[[Task, Done | ServiceError], None],
-        gone: Callable[[Task], None],
+        store: ArrayStore,
+        owner: BlocksOwner,
     ) -> None:
         self.rule = rule
         """Rule by which products are cut."""
@@ -42,16 +42,23 @@ class BlockDispatch:
         self._fleet = fleet
         self._placement = placement
         self._estimates = estimates
-        self._ended = ended
-        self._gone = gone
+        self._store = store
+        self._owner = owner
 
     def divide(self, task: Task) -> Blocks | None:
         """Cut a product into blocks that is so large; return those that it has."""
-        if isinstance(task.problem, GemmProblem) and task.size[1] >= self.rule.min_flops:
+        if isinstance(task.problem, GemmProblem | GemmReduceProblem) and task.size[1] >= self.rule.min_flops:
             grid = Grid.of(task.problem, self.rule)
             if grid is not None:
-                task.blocks = Blocks(task, grid, self._ended, self._gone)
+                task.blocks = Blocks(task, grid, self._owner, lambda nbytes: self._partials(task, nbytes))
         return task.blocks
+
+    def _partials(self, task: Task, nbytes: int) -> Upload:
+        """Reserve scratch memory for partial results, which the product's owner did not ask for and is not refused."""
+        words = np.dtype(np.float64)
+        return self._store.allocate(
+            words, (nbytes // words.itemsize,), "C", ttl_s=None, scratch=True, owner=task.owner, granted=True
+        )
 
     def suits(self, blocks: Blocks, worker: Worker) -> bool:
         """Whether a worker may have one of those blocks now; all go to the devices that are through first, which are

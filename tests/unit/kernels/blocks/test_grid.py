@@ -39,7 +39,9 @@ def test_what_has_no_grid() -> None:
     assert Grid.of(problem_of(16 * n, 16 * n, 16 * n, alpha=0)) is None
     assert Grid.of(problem_of(0, 16 * n, n)) is None
     whole = problem_of(16 * n, 16 * n, 16 * n)
-    assert Grid.of(GemmReduceProblem.build(whole.a, whole.b)) is None
+    few = problem_of(16 * n, 16 * n, 128)
+    assert Grid.of(GemmReduceProblem.build(few.a, few.b, reduce="absmax")) is None
+    assert Grid.of(GemmReduceProblem.build(whole.a, whole.b, reduce="absmax")).count == 256
     assert Grid.of(problem_of(16, 16, 1 << 42)) is None  # one block
     assert DEFAULT_RULE.min_flops == 1 << 43
 

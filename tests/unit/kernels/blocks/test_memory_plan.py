@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemmserve_kernels import DeviceSpec, GemmProblem, Operand
+from gemmserve_kernels import DeviceSpec, GemmProblem, GemmReduceProblem, Operand
 from gemmserve_kernels.blocks.grid import Grid, GridRule
-from gemmserve_kernels.blocks.memory_plan import plan_memory
+from gemmserve_kernels.blocks.memory_plan import least_bytes, plan_memory
 from gemmserve_kernels.device.spec import KNOWN
 
 H200 = KNOWN["H200"]
@@ -124,6 +124,29 @@ def test_a_tight_budget_is_used_for_the_overlap() -> None:
     assert plan.fits
     assert sorted(plan.slots) == [1, 2]
     assert plan.seconds < 1.25 * plan_memory(square(32768), H200, 1 << 40).seconds
+
+
+@pytest.mark.parametrize(("gigabytes", "share"), [(6.0, 0.8), (6.4, 0.8), (7.0, 0.9), (8.0, 0.98), (10.0, 0.98)])
+def test_strips_keep_most_of_the_rate_within_little_memory(gigabytes, share) -> None:
+    """complex64 32768^3, whose planes take 3.2 GB at once; by the model."""
+    grid = square(32768)
+    plan = plan_memory(grid, H200, int(gigabytes * 1e9))
+    assert plan.fits
+    assert plan.peak_bytes <= gigabytes * 1e9
+    assert plan_memory(grid, H200, 1 << 40).seconds >= share * plan.seconds
+    assert plan.algorithm == (None if plan.strips == 1 else "wgmma")
+    follow(grid, plan)
+
+
+def test_strips_are_taken_where_they_gain_alone() -> None:
+    grid = square(32768)
+    assert plan_memory(grid, H200, 1 << 40).strips == 1
+    least = least_bytes(grid, H200)
+    assert plan_memory(grid, H200, least).fits
+    assert plan_memory(grid, H200, least).strips == 4
+    assert not plan_memory(grid, H200, least - 1).fits
+    added = GemmReduceProblem.build(grid.problem.a, grid.problem.b, reduce="absmax")
+    assert plan_memory(Grid.of(added), H200, least).strips == 1, "reductions have none"
 
 
 def test_a_pair_of_panels_that_does_not_fit_is_said() -> None:

@@ -1,26 +1,32 @@
-"""A large product and its grid, over the arrays that the front has named: each block's operands and results."""
+"""A large product, or reduction, and its grid, over the arrays that the front has named: each block's operands and
+results.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels import GemmProblem, Operand
+from gemmserve_kernels import Operand
 from gemmserve_kernels.blocks.grid import Grid, GridRule, Index
+from gemmserve_kernels.blocks.reduction import BlockReduction
 from gemmserve_kernels.device.caching import cached
 from gemmserve_kernels.problem.arrays import ArrayKey
+from gemmserve_service.executor.protocol import PARTIALS
 from gemmserve_service.executor.worker.backend import HostArray
 from gemmserve_service.executor.worker.blocks.panel_slots import PanelUse
-from gemmserve_service.products import build
-from gemmserve_service.schemas import GemmConfigFields, GemmParams
+from gemmserve_service.products import PartialReduceParams, StripGemmParams, build
+from gemmserve_service.schemas import GemmConfigFields, GemmParams, GemmReduceParams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gemmserve_service.executor.protocol import ArrayRef, BlockOf
     from gemmserve_service.executor.worker.blocks.panel_slots import PanelSlots, Side
+    from gemmserve_service.products import Product
     from gemmserve_service.schemas import StepParams
 
     Array = np.ndarray[Any, Any]
@@ -33,16 +39,18 @@ class BlockWork:
     """One block, as a product of its own: parameters, operands, and windows of the results."""
 
     index: int
-    params: GemmParams
+    params: GemmParams | GemmReduceParams
     operands: dict[str, HostArray]
     results: dict[str, Array]
 
 
 @dataclass(frozen=True)
 class Gridded:
-    """A product with a grid, its operands and its results on the host."""
+    """A product with a grid, its operands and its results on the host; of a reduction the bytes of the partial ones are
+    among these, or are memory of this process.
+    """
 
-    params: GemmParams
+    params: GemmParams | GemmReduceParams
     grid: Grid
     operands: Mapping[str, HostArray]
     results: Mapping[str, Array]
@@ -61,15 +69,19 @@ class Gridded:
 
         Raises ValueError for a block that is none.
         """
-        if not isinstance(params, GemmParams):
+        if not isinstance(params, GemmParams | GemmReduceParams):
             if block is not None:
-                raise ValueError("only products of matrices have blocks")
+                raise ValueError("only products have blocks")
             return None
         keys = tuple((name, ArrayKey.of(operand.data)) for name, operand in operands.items())
         if block is None:
             grid: Grid | None = cached(_grid, params, keys, rule)
         else:
             grid = cached(_grid_of_sides, params, keys, block.sides)
+            if block.combine and grid.reduction is None:
+                raise ValueError("only blocks of reductions are combined")
+            if grid.reduction is not None and PARTIALS not in results:
+                raise ValueError("a block of a reduction has no place for its partial results")
             if not 0 <= block.index < grid.count:
                 raise ValueError(f"block {block.index} of {grid.count}")
         return None if grid is None else cls(params, grid, operands, results)
@@ -80,11 +92,46 @@ class Gridded:
         operands: dict[str, HostArray] = {side: self._panel(side, index, slots) for side in _SIDES}
         if (part := grid.c_window(index)) is not None:
             operands["c"] = _part(self.operands["c"], part)
-        params = self.params
+        params, reduction = self.params, self.reduction
+        strips = 1
+        if slots is not None and slots.plan.strips > 1 and algorithm in {None, slots.plan.algorithm}:
+            # Those that the plan of memory counts on: by another algorithm, memory is looked for.
+            strips, algorithm = slots.plan.strips, slots.plan.algorithm
         if algorithm is not None and params.config is None:
             params = params.model_copy(update={"config": GemmConfigFields.model_validate({"algorithm": algorithm})})
-        results = {name: out[grid.window(index)] for name, out in self.results.items()}
-        return BlockWork(index, params, operands, results)
+        if strips > 1 and params.config is not None and params.config.algorithm == algorithm:
+            fields = {name: getattr(params, name) for name in type(params).model_fields}
+            params = StripGemmParams.model_construct(**fields, strips=strips)
+        if reduction is None:
+            return BlockWork(index, params, operands, {name: x[grid.window(index)] for name, x in self.results.items()})
+        fields = {name: getattr(params, name) for name in type(params).model_fields} | {"reduce": list(self.partials)}
+        results = {name: array[reduction.window(index, name)] for name, array in self.partials.items()}
+        if "c" in self.results:
+            results["c"] = self.results["c"][grid.window(index)]
+        return BlockWork(index, PartialReduceParams.model_construct(**fields), operands, results)
+
+    @cached_property
+    def reduction(self) -> BlockReduction | None:
+        """How blocks of a reduction become its results."""
+        return None if self.grid.reduction is None else BlockReduction(self.grid)
+
+    @cached_property
+    def partials(self) -> dict[str, Array]:
+        """Partial results of a reduction, by name. Raises ValueError where their place is too small."""
+        assert self.reduction is not None
+        memory = self.results.get(PARTIALS)
+        if memory is None:
+            memory = np.empty(self.reduction.nbytes, np.uint8)
+        elif memory.nbytes < self.reduction.nbytes:
+            raise ValueError(f"{memory.nbytes} bytes for partial results of {self.reduction.nbytes}")
+        return self.reduction.arrays(memory)
+
+    def combine(self) -> None:
+        """Write a reduction's results from the partial ones of all blocks; of a product, whose blocks are its result,
+        nothing.
+        """
+        if self.reduction is not None:
+            self.reduction.combine(self.partials, self.results)
 
     def _panel(self, side: Side, index: int, slots: PanelSlots | None) -> HostArray:
         use = None if slots is None else PanelUse(slots, side, index)
@@ -93,7 +140,7 @@ class Gridded:
 
 def grid_of(params: StepParams, operands: Mapping[str, ArrayRef], rule: GridRule) -> Grid | None:
     """Return the grid of a product whose operands the front has named, if it has one. Raises KernelError."""
-    if not isinstance(params, GemmParams):
+    if not isinstance(params, GemmParams | GemmReduceParams):
         return None
     described = {name: Operand.contiguous(ref.shape, np.dtype(ref.dtype), ref.order) for name, ref in operands.items()}
     keys = ((name, ArrayKey(x.shape, x.dtype, _byte_strides(x))) for name, x in described.items())
@@ -116,15 +163,15 @@ def _part(operand: HostArray, index: Index, panel: PanelUse | None = None) -> Ho
     )
 
 
-def _problem(params: GemmParams, keys: tuple[tuple[str, ArrayKey], ...]) -> GemmProblem:
-    problem = build(params, {name: Operand.of(key) for name, key in keys})
-    assert isinstance(problem, GemmProblem)
-    return problem
+def _problem(params: GemmParams | GemmReduceParams, keys: tuple[tuple[str, ArrayKey], ...]) -> Product:
+    return build(params, {name: Operand.of(key) for name, key in keys})
 
 
-def _grid(params: GemmParams, keys: tuple[tuple[str, ArrayKey], ...], rule: GridRule) -> Grid | None:
+def _grid(params: GemmParams | GemmReduceParams, keys: tuple[tuple[str, ArrayKey], ...], rule: GridRule) -> Grid | None:
     return Grid.of(_problem(params, keys), rule)
 
 
-def _grid_of_sides(params: GemmParams, keys: tuple[tuple[str, ArrayKey], ...], sides: tuple[int, int, int]) -> Grid:
+def _grid_of_sides(
+    params: GemmParams | GemmReduceParams, keys: tuple[tuple[str, ArrayKey], ...], sides: tuple[int, int, int]
+) -> Grid:
     return Grid.with_sides(_problem(params, keys), sides)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from simt_cases import COMPLEX_KINDS, REAL_KINDS, REDUCE_CASES, Reduce, ShimMachine, check_reduce, random, run_reduce
 from simt_shim import ORDERS, ShimLauncher
 
 from gemmserve_kernels.device.spec import KNOWN
+from gemmserve_kernels.problem.errors import ParameterInvalid
 
 H200, MI300X = KNOWN["H200"], KNOWN["MI300X"]
 
@@ -117,3 +120,35 @@ def test_magnitude_does_not_overflow(machine):
     *_, results = run_reduce(machine, case, (a, np.ones((1, 1), np.complex64)))
     np.testing.assert_allclose(results["absmax"], [5e30], rtol=1e-6)
     np.testing.assert_array_equal(results["argmax"], [0])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        ("float16", {}),
+        ("float32", {"compute": "fp64"}),
+        ("complex64", {}),
+        ("complex128", {"pre_op": "abs"}),
+        ("float32", {"layout": "planar"}),
+    ],
+)
+def test_partial_results_are_those_before_they_are_rounded(machine, dtype, options):
+    complex_values = np.dtype(dtype).kind == "c" or "layout" in options
+    kinds = tuple(name for name in (COMPLEX_KINDS if complex_values else REAL_KINDS) if name != "mean")
+    case = Reduce((37, 21), (21, 19), kinds, (dtype, dtype), options=options)
+    *_, whole = run_reduce(machine, case)
+    problem, _, _, parts = run_reduce(machine, replace(case, options=options | {"partial": True}))
+    extreme = np.finfo(problem.accumulate).dtype
+    for name in kinds:
+        expected = np.dtype(np.int64) if name.startswith("arg") else extreme
+        if name in {"sum", "sumsq"}:
+            expected = np.dtype(np.complex128 if whole[name].dtype.kind == "c" else np.float64)
+        assert parts[name].dtype == expected, name
+        np.testing.assert_array_equal(parts[name].astype(whole[name].dtype), whole[name], err_msg=name)
+    rounded = parts["sum"].astype(whole["sum"].dtype)
+    assert dtype == "complex128" or np.any(rounded != parts["sum"]), "nothing was rounded away"
+
+
+def test_a_part_of_a_mean_is_a_sum(machine):
+    with pytest.raises(ParameterInvalid, match="sum"):
+        run_reduce(machine, Reduce((4, 4), (4, 4), ("mean",), options={"partial": True}))

@@ -22,7 +22,7 @@ from gemmserve_service.scheduling.blocks import blocks as blocks_module
 from gemmserve_service.scheduling.blocks.blocks import Blocks, BlockTask, _tiles
 from gemmserve_service.scheduling.estimates import Estimates
 from gemmserve_service.scheduling.tasks import Task
-from gemmserve_service.schemas import Elements, GemmParams, Timings
+from gemmserve_service.schemas import Elements, GemmParams, GemmReduceParams, Timings
 
 SIDE = 16
 LARGE, SMALL = DeviceSpec.cpu(), replace(DeviceSpec.cpu(), name="another processor")
@@ -658,3 +658,158 @@ async def test_a_worker_goes_through_the_blocks_by_its_plan_of_memory(blocky, fa
 def products_of(n):
     square = Operand.contiguous((n, n), np.dtype("c8"))
     return products.build(GemmParams(), {"a": square, "b": square})
+
+
+# -- reductions -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reduction(store, put, listener):
+    """Largest magnitudes of a product of n x n matrices, of (n / SIDE)^2 blocks."""
+
+    async def make_and_submit(scheduler, name="large", n=64, **fields):
+        square = np.ones((n, n), "c8")
+        operands = {}
+        for key in ("a", "b"):
+            upload = await put(store, square, scratch=True)
+            await upload.commit()
+            operands[key] = store.pin_upload(upload)
+        params = GemmReduceParams(reduce=["absmax", "argmax", "mean"])
+        problem = products.build(params, {key: Operand.of(square) for key in operands})
+        results = {
+            key: store.allocate(dtype, shape, "C", ttl_s=None, scratch=True)
+            for key, (shape, dtype) in problem.results.items()
+        }
+        task = Task(name, params, problem, operands, results, listener, **fields)
+        scheduler.submit(task)
+        return task
+
+    return make_and_submit
+
+
+def combined(fake):
+    """Workers that were sent what makes a reduction's results."""
+    return [to.id for to, works in fake.sent for work in works if work.block is not None and work.block.combine]
+
+
+def blocks_sent(fake):
+    return [w.block.index for _, works in fake.sent for w in works if w.block is not None and not w.block.combine]
+
+
+async def test_a_reduction_is_put_together_when_every_block_is_done(blocky, make_fake, reduction, listener, store):
+    fake = make_fake("w0", "w1")
+    scheduler = await blocky(fake)
+    task = await reduction(scheduler, verify=True)
+    before = store.scratch_bytes
+    assert task.blocks.partial_bytes > 0
+    places = {work.results["partials"].path for _, works in fake.sent for work in works}
+    assert len(places) == 1, "all blocks have one place for what they leave"
+    for number in range(16):
+        assert combined(fake) == []
+        assert (task.over, store.scratch_bytes) == (False, before)
+        assert scheduler.queued == (number < 14), "those on workers do not wait"
+        fake.done("w0" if fake.running("w0") else "w1")
+    assert sorted(blocks_sent(fake)) == list(range(16))
+    (worker,) = combined(fake)
+    (_, (work,)) = fake.sent[-1]
+    assert (work.verify, work.task, work.results["absmax"].shape) == (False, "large/16", (64,))
+    assert listener.shares[-1][1] == 15 / 16
+    assert not task.over
+    fake.done(worker)
+    assert listener.told == [("started", "large"), ("ended", "large")]
+    assert (store.scratch_bytes, scheduler.running, scheduler.queued) == (0, 0, 0)
+    assert fake.forgotten.count("large") == 1
+    assert listener.outcomes["large"].algorithm == "numpy"
+
+
+async def test_a_worker_that_is_lost_as_it_puts_a_reduction_together_costs_that_alone(
+    blocky, make_fake, reduction, listener, store
+):
+    fake = make_fake("w0", "w1")
+    scheduler = await blocky(fake)
+    await reduction(scheduler)
+    while not combined(fake):
+        fake.done(next(worker.id for worker in fake.workers() if worker.tasks))
+    (worker,) = combined(fake)
+    fake.lose(worker)
+    assert "large" not in listener.outcomes
+    other = {"w0": "w1", "w1": "w0"}[worker]
+    assert combined(fake) == [worker, other]
+    fake.done(other)
+    assert isinstance(listener.outcomes["large"], Done)
+    assert sorted(blocks_sent(fake)) == list(range(16))
+    assert store.scratch_bytes == 0
+
+
+@pytest.mark.parametrize("blocks", [0, 5, 16])
+async def test_a_cancelled_reduction_gives_everything_back(blocky, fake, reduction, listener, store, blocks):
+    """Before it began, in the middle, and while it is put together."""
+    scheduler = await blocky(fake)
+    task = await reduction(scheduler)
+    for _ in range(blocks):
+        fake.done()
+    scheduler.cancel(task)
+    assert isinstance(listener.outcomes["large"], JobCancelled)
+    assert store.scratch_bytes, "a worker may write"
+    run(fake)
+    assert (store.scratch_bytes, scheduler.queued, scheduler.running) == (0, 0, 0)
+    assert fake.forgotten.count("large") == 1
+
+
+async def test_a_reduction_that_waits_and_is_cancelled(blocky, fake, reduction, submit, listener, store):
+    scheduler = await blocky(fake)
+    await submit(scheduler, "running")
+    task = await reduction(scheduler)
+    scheduler.cancel(task)
+    run(fake)
+    assert (blocks_sent(fake), store.scratch_bytes) == ([], 0)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_a_reduction_that_drains_before_it_is_put_together(blocky, fake, reduction, listener, store, durable):
+    """All blocks are done or on workers when the server begins to drain: nothing else is sent."""
+    scheduler = await blocky(fake)
+    task = await reduction(scheduler, durable=durable)
+    for _ in range(15):
+        fake.done()
+    scheduler.drain()
+    fake.done()
+    assert combined(fake) == []
+    assert task.over is not durable
+    if not durable:
+        assert isinstance(listener.outcomes["large"], Draining)
+        assert store.scratch_bytes == 0
+    scheduler.stop()
+
+
+async def test_no_room_for_partial_results(blocky, fake, reduction, listener, store, monkeypatch):
+    scheduler = await blocky(fake)
+    allocate, calls = store.allocate, []
+
+    def refused(dtype, *args, **kwargs):
+        if kwargs.get("granted"):
+            calls.append(len(calls))
+            if len(calls) == 1:
+                raise OSError(28, "no space left")
+        return allocate(dtype, *args, **kwargs)
+
+    monkeypatch.setattr(store, "allocate", refused)
+    task = await reduction(scheduler)
+    assert (fake.sent, scheduler.queued, task.blocks.left) == ([], 1, 16)
+    scheduler._room_at = 0.0
+    scheduler._dispatch()
+    run(fake)
+    assert sorted(blocks_sent(fake)) == list(range(16))
+    assert isinstance(listener.outcomes["large"], Done)
+    assert len(calls) == 2
+
+
+async def test_a_block_of_a_reduction_that_fails_ends_it(blocky, fake, reduction, listener, store):
+    scheduler = await blocky(fake)
+    await reduction(scheduler)
+    for _ in range(16):
+        fake.done()
+    assert combined(fake)
+    fake.fail("cpu")
+    assert isinstance(listener.outcomes["large"], JobFailed)
+    assert (store.scratch_bytes, scheduler.queued, scheduler.running) == (0, 0, 0)

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from works import packed
 
-from gemmserve_kernels import GemmProblem, Operand
+from gemmserve_kernels import GemmProblem, Operand, gemm_reduce
 from gemmserve_kernels.blocks.grid import Grid, GridRule
 from gemmserve_kernels.blocks.memory_plan import plan_memory
+from gemmserve_kernels.blocks.reduction import BlockReduction
 from gemmserve_kernels.numerics.reference import bound, logical, oracle_gemm
 from gemmserve_service.executor.protocol import ArrayRef, BlockOf
 from gemmserve_service.executor.worker.backend import HostArray
@@ -223,8 +224,8 @@ def test_a_block_may_begin_while_another_stands_still() -> None:
 def test_small_products_and_others_have_no_grid() -> None:
     small = {"a": HostArray(A[:8, :8]), "b": HostArray(B[:8, :8])}
     assert Gridded.of(GemmParams(), small, {"d": np.zeros((8, 8))}, rule=RULE) is None
-    large = {"a": HostArray(A), "b": HostArray(B)}
-    assert Gridded.of(GemmReduceParams(), large, {"sum": np.zeros(N)}, rule=RULE) is None
+    read_once = {"a": HostArray(A[:, :64]), "b": HostArray(B[:64])}
+    assert Gridded.of(GemmReduceParams(), read_once, {"sum": np.zeros(N)}, rule=RULE) is None
 
 
 def test_memory_is_planned_for_the_least_unless_there_is_more() -> None:
@@ -237,3 +238,104 @@ def test_memory_is_planned_for_the_least_unless_there_is_more() -> None:
     more = CpuBackend(1 << 30).open_panels("p", grid).plan
     assert more.uploaded_bytes == 2 * operand.nbytes
     assert more.fits
+
+
+# -- reductions -----------------------------------------------------------------------------------------------------
+
+NAMES = ["sum", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin"]
+REDUCTIONS = {
+    "rows": (GemmReduceParams(reduce=NAMES), {"a": A, "b": B}),
+    "columns": (GemmReduceParams(reduce=NAMES, axis="n", alpha=2 - 1j, return_c=True), {"a": A, "b": B}),
+    "turned": (
+        GemmReduceParams(reduce=["argmin", "max"], pre_op="abs", trans_a="C", trans_b="T"),
+        {"a": np.asfortranarray(A.conj().T), "b": B.T.copy()},
+    ),
+    "planar": (
+        GemmReduceParams(reduce=["sum", "argmax"], layout="planar"),
+        {"a": np.stack([A.real, A.imag]), "b": np.stack([B.real, B.imag])},
+    ),
+    "batched": (
+        GemmReduceParams(reduce=NAMES, axis=["n", "batch"]),
+        {"a": matrix(3, 24, 90), "b": matrix(90, 40, seed=3)},
+    ),
+    "one": (GemmReduceParams(reduce="absmax"), {"a": A.real.copy(), "b": B}),
+}
+
+
+def reduction_of(name):
+    params, arrays = REDUCTIONS[name]
+    problem = build(params, {key: Operand.of(array) for key, array in arrays.items()})
+    return Grid.of(problem, RULE), {key: np.full(shape, 0x55, dtype) for key, (shape, dtype) in problem.results.items()}
+
+
+@pytest.fixture
+def reduction_task(place):
+    def make(name, *, partials, **fields):
+        params, arrays = REDUCTIONS[name]
+        grid, outs = reduction_of(name)
+        placed = {key: place(array) for key, array in outs.items()}
+        if partials:
+            placed["partials"] = place(np.full(BlockReduction(grid).nbytes // 8, np.nan))
+        operands = {key: place(array, f"id-{key}")[0] for key, array in arrays.items()}
+        message = Run("t", params, "numpy", operands, {key: ref for key, (ref, _) in placed.items()}, **fields)
+        return message, grid, {key: np.frombuffer(placed[key][1], out.dtype) for key, out in outs.items()}
+
+    return make
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_a_whole_reduction_and_its_blocks_have_the_same_bits(name, reduction_task) -> None:
+    """Blocks by two workers with different memory, backwards, some twice; then one of them puts them together."""
+    whole, grid, found = reduction_task(name, partials=False, verify=True)
+    done = Runner(CpuBackend(), RULE).run(whole)
+    assert (done.kind, done.mismatch) == ("done", None)
+    assert done.residual < 1e-5
+    message, _, again = reduction_task(name, partials=True)
+    workers = [Runner(CpuBackend(1 << 20)), Runner(CpuBackend())]  # the rule is the front's
+    orders = [*reversed(grid.order), *grid.order[:3]]
+    for number, index in enumerate(orders):
+        block = BlockOf(parent="t", sides=grid.sides, index=index, algorithm="numpy")
+        batch = packed(replace(message, task=f"t/{index}", block=block, verify=True))
+        (work,) = batch.model_validate_json(batch.model_dump_json()).tasks
+        done = workers[number % 2].run(work)
+        assert (done.kind, done.task) == ("done", f"t/{index}")
+        assert done.residual < 1e-5
+    combine = BlockOf(parent="t", sides=grid.sides, index=0, combine=True)
+    done = workers[0].run(replace(message, task="t/all", block=combine, verify=True))
+    assert (done.kind, done.task, done.residual) == ("done", "t/all", None)
+    for key, array in found.items():
+        assert array.tobytes() == again[key].tobytes(), key
+
+
+def test_the_reduction_is_right(reduction_task) -> None:
+    """Exact data: the very results of the whole, which nobody cuts with the usual rule."""
+    rng = np.random.default_rng(0)
+    params, _ = REDUCTIONS["rows"]
+    a, b = (rng.integers(-3, 4, x.shape).astype("c8") for x in (A, B))
+    problem = build(params, {"a": Operand.of(a), "b": Operand.of(b)})
+    results = {key: np.empty(shape, dtype) for key, (shape, dtype) in problem.results.items()}
+    gridded = Gridded.of(params, {"a": HostArray(a), "b": HostArray(b)}, results, rule=RULE)
+    backend = CpuBackend()
+    for index in gridded.grid.order:
+        work = gridded.work(index, None)
+        backend.run(work.params, work.operands, work.results)
+    gridded.combine()
+    for name, expected in gemm_reduce(a, b, reduce=NAMES).items():
+        np.testing.assert_array_equal(results[name], expected)
+
+
+@pytest.mark.parametrize("combine", [False, True])
+def test_partial_results_need_their_place(reduction_task, combine) -> None:
+    message, grid, _ = reduction_task("rows", partials=False)
+    block = BlockOf(parent="t", sides=grid.sides, index=0, combine=combine)
+    assert Runner(CpuBackend()).run(replace(message, block=block)).kind == "failed"
+    message, grid, _ = reduction_task("rows", partials=True)
+    short = message.results["partials"].model_copy(update={"shape": (8,), "nbytes": 64})
+    message = replace(message, results=message.results | {"partials": short})
+    assert Runner(CpuBackend()).run(replace(message, block=block)).kind == "failed"
+
+
+def test_blocks_of_products_are_not_put_together(task) -> None:
+    message, _ = task("plain")
+    block = BlockOf(parent="t", sides=(16, 16, 1), index=0, combine=True)
+    assert Runner(CpuBackend()).run(replace(message, block=block)).kind == "failed"

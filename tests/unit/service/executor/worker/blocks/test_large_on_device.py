@@ -13,10 +13,20 @@ SCRIPT = Path(__file__).parents[5] / "support" / "large_product_script.py"
 
 
 @pytest.fixture(scope="module")
-def cases():
+def all_cases():
     done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture
+def cases(all_cases):
+    return [case for case in all_cases if case["case"] in {"plain", "turned", "added"}]
+
+
+@pytest.fixture
+def reductions(all_cases):
+    return [case for case in all_cases if case["case"] == "reduced"]
 
 
 def test_every_product_is_right(cases) -> None:
@@ -56,3 +66,41 @@ def test_no_window_goes_by_a_pageable_copy(cases) -> None:
 def test_what_does_not_fit_is_tried(cases) -> None:
     (case,) = [case for case in cases if not case["fits"]]
     assert case["answers"] == ["done"]
+
+
+def test_reductions_are_right_and_their_bits_depend_on_nothing_else(reductions) -> None:
+    """Errors as above; of sums of 768 elements, in thirtieths, as many roundings as terms do not all add up."""
+    assert len(reductions) == 6
+    for case in reductions:
+        assert case["answers"] == ["done"], case["detail"]
+        assert case["tasks"] == (case["expected"] if case["blocks"] else 1)
+        assert case["error"] < 5e-3
+    assert len({case["bits"] for case in reductions}) == 1
+
+
+def test_reductions_stream_as_they_were_planned(reductions) -> None:
+    assert sum(case["streams"] for case in reductions) == 5
+    for case in reductions:
+        assert case["fits"]
+        assert case["peak"] <= case["budget"]
+        assert case["used"] == 0
+        if not case["shuffled"] and not case["failing"]:
+            assert case["uploaded"] == case["planned"]
+
+
+def test_planes_are_made_in_strips_where_that_leaves_room_for_panels(all_cases) -> None:
+    """With plenty at once; with too little for a panel more beside all planes in strips, and with less than a pair and
+    its planes take. The bits are the same, and no more is taken or uploaded than was planned.
+    """
+    found = [case for case in all_cases if case["case"] == "stripped"]
+    assert [case["strips"] > 1 for case in found] == [False, True, True]
+    assert sum(found[1]["slots"]) > 2, "the panel more"
+    for case in found:
+        assert case["fits"]
+        assert case["answers"] == ["done"]
+        assert case["computed"] == [case["strips"]]
+        assert case["prepared"] == case["strips"] * case["blocks"]
+        assert case["peak"] <= case["budget"]
+        assert case["uploaded"] == case["planned"]
+    plain = {case["bits"] for case in all_cases if case["case"] == "plain" and case["fits"]}
+    assert {case["bits"] for case in found} == plain
