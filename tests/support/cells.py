@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -15,7 +16,7 @@ import httpx
 from live_server import LiveServer, until
 from proxies import found
 
-from gemmserve_service.tenancy.keyring import create_key
+from gemmserve_service.tenancy.api_keys import new_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,7 +48,7 @@ class Cells:
         self._file = folder / "cells.json"
         self._file.write_text(json.dumps({"cells": dict(enumerate(self.urls)), "secret": SECRET}))
         self._keys = folder / "keys"
-        self.keys = {name: create_key(folder / "made", name)[1] for name in names}
+        self.keys = {name: new_key()[1] for name in names}
         self._keys.write_text("".join(f"{key} {name.replace(' ', '-')}\n" for name, key in self.keys.items()))
         (folder / "owners.map").write_text("")
         self._ports = ports
@@ -70,8 +71,10 @@ class Cells:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            for number in range(len(self._ports)):
-                self.cells.append(self.start(number))
+            with ThreadPoolExecutor() as threads:
+                starting = [threads.submit(self.start, number) for number in range(len(self._ports))]
+            for number, started in enumerate(starting):
+                self.cells.append(started.result())
                 stack.callback(self._stop, number)
             program = found("haproxy")
             assert program is not None
@@ -93,37 +96,35 @@ class Cells:
         self._stack.close()
 
     def wait_ready(self) -> None:
-        """Waits until the router sends to every cell that lives."""
+        """Waits until the router and every cell answer that they are ready."""
 
-        def ready() -> bool:
-            for cell in self.cells:
-                if cell.returncode is None and httpx.get(f"{cell.url}/readyz", trust_env=False).status_code != 200:
-                    return False
-            with contextlib.suppress(httpx.TransportError):
-                return httpx.get(f"{self.url}/readyz", trust_env=False).status_code == 200
-            return False
+        with httpx.Client(timeout=120, trust_env=False, verify=False) as http:
 
-        until(ready, 120)
+            def ready() -> bool:
+                with contextlib.suppress(httpx.TransportError):
+                    return all(http.get(f"{url}/readyz").status_code == 200 for url in (*self.urls, self.url))
+                return False
+
+            until(ready, 120)
 
     def http(self, key: str) -> httpx.Client:
         """A plain HTTP client of the router."""
         headers = {"Authorization": f"Bearer {key}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=120, trust_env=False)
-
-    def cell_of(self, key: str) -> int:
-        """The cell that the router sends a key's new work to."""
-        with self.http(key) as http:
-            answer = http.get("/v1/cells")
-        assert answer.status_code == 200, answer.text
-        number: int = answer.json()["cell"]
-        return number
+        return httpx.Client(base_url=self.url, headers=headers, timeout=120, trust_env=False, verify=False)
 
     @cached_property
     def owners(self) -> dict[int, str]:
         """A key of each cell, by the cell that has its new work."""
-        found: dict[int, str] = {}
-        for key in self.keys.values():
-            found.setdefault(self.cell_of(key), key)
-            if len(found) == len(self.urls):
-                return found
-        raise AssertionError(f"none of {len(self.keys)} keys belongs to another cell than {list(found)}")
+        with httpx.Client(base_url=self.url, timeout=120, trust_env=False, verify=False) as http:
+
+            def each() -> dict[int, str]:
+                known: dict[int, str] = {}
+                for key in self.keys.values():
+                    answer = http.get("/v1/cells", headers={"Authorization": f"Bearer {key}"})
+                    assert answer.status_code == 200, answer.text
+                    known.setdefault(answer.json()["cell"], key)
+                    if len(known) == len(self.urls):
+                        return known
+                return {}
+
+            return until(each)

@@ -88,6 +88,11 @@ class Core:
         self.jobs = Jobs(
             settings, self.store, SqliteQueue(self.database, self.store), self.scheduler, self.observers, tracing
         )
+        if self.cells.urls:  # loaded where they are needed
+            from gemmserve_service.jobs.cells.operands import Operands
+            from gemmserve_service.jobs.cells.peers import Peers
+
+            self.jobs.operands = Operands(self.cells, self.store, Peers(self.cells))
         self.started_at = clock.time()
         self.on_drain: list[Callable[[], None]] = []
         """Callbacks for the beginning of a drain, in the event loop."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -41,6 +42,7 @@ from gemmserve_service.store.catalog import to_row
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from gemmserve_service.jobs.cells.operands import Operands
     from gemmserve_service.jobs.job_queue import JobQueue, Unfinished
     from gemmserve_service.jobs.observers import Observer
     from gemmserve_service.runtime.tracing.spans import Tracing
@@ -105,6 +107,8 @@ class Jobs(LiveJobs):
         self._purge: asyncio.Task[None] | None = None
         self.recorder = Recorder(store, queue)
         scheduler.writes.on_lost = self._lost
+        self.operands: Operands | None = None
+        """Operands of other cells; None: there are none."""
         self._prepare = partial(prepare, store=store, scheduler=scheduler, listener=self)
 
     # -- life cycle -------------------------------------------------------------------------------------------------
@@ -124,6 +128,8 @@ class Jobs(LiveJobs):
 
     async def stop(self) -> None:
         """Ends background work; writes under way are finished first."""
+        if self.operands is not None:
+            await self.operands.stop()
         self.recorder.stop()
         if self._purge is not None:
             self._purge.cancel()
@@ -245,6 +251,25 @@ class Jobs(LiveJobs):
         several: bool,
     ) -> tuple[list[LiveJob], asyncio.Future[Any]]:
         """The jobs, which workers may have when this returns, and what is done once they are on record."""
+        if self.operands is None:
+            return await self._admit(requests, texts, key, owner, arrived, waits=waits, several=several)
+        with ExitStack() as held:
+            gathered = await self.operands.gather(requests, owner, held)
+            if gathered is not requests:
+                requests, texts = gathered, _texts(gathered)
+            return await self._admit(requests, texts, key, owner, arrived, waits=waits, several=several)
+
+    async def _admit(
+        self,
+        requests: Sequence[GemmJob | GemmReduceJob | ProgramJob],
+        texts: Sequence[str],
+        key: tuple[str, str] | None,
+        owner: str,
+        arrived: float,
+        *,
+        waits: bool,
+        several: bool,
+    ) -> tuple[list[LiveJob], asyncio.Future[Any]]:
         with self.scheduler.admission(owner, len(requests)) as claim:
             prepared: list[tuple[Task, Callable[[], None]]] = []
             try:

@@ -24,7 +24,8 @@ _PUBLIC: Final = frozenset({
 })  # fmt: skip
 STATIC: Final = "/static/"
 """Where the files lie that the pages load."""
-_PUBLIC_BELOW: Final = ("/problems/", STATIC)
+_PUBLIC_BELOW: Final = ("/problems/", STATIC, "/internal/cells/")
+"""Beginnings of paths that need no key; requests of other cells have a proof of their own (`cells`)."""
 _LOOKING: Final = frozenset({"GET", "HEAD"})
 _LOOKING_BY_POST: Final = frozenset({"/v2/repository/index"})
 

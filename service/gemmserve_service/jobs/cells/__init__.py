@@ -1,0 +1,1 @@
+"""Jobs whose operands are in several cells."""
