@@ -9,32 +9,33 @@ import pytest
 
 from gemmserve_kernels import DeviceSpec, GemmProblem, Operand
 from gemmserve_kernels.blocks.grid import Grid, GridRule
-from gemmserve_kernels.blocks.memory_plan import plan_memory
+from gemmserve_kernels.blocks.memory_plan import least_bytes, plan_memory
 from gemmserve_kernels.blocks.reach import Reach, reach_of
 from gemmserve_kernels.device.spec import KNOWN
 
 SIDE = 256
 
 
-def plan(spec: DeviceSpec, n: int, budget: int, dtype: str):
+def square(n: int, dtype: str) -> Grid:
     operand = Operand.contiguous((n, n), np.dtype(dtype))
     grid = Grid.of(GemmProblem.build(operand, operand), GridRule(SIDE))
     assert grid is not None
-    return plan_memory(grid, spec, budget)
+    return grid
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "float64"])
 @pytest.mark.parametrize("device", ["H200", "MI300X", "cpu"])
 def test_products_up_to_the_reach_have_plans_and_others_have_not(device, dtype) -> None:
     spec = DeviceSpec.cpu() if device == "cpu" else KNOWN[device]
-    budget = 1 << 28
+    budget = 1 << 27
     reach = reach_of(spec, budget, GridRule(SIDE), dtype)
     assert 0 < reach.resident < reach.streamed
-    assert plan(spec, reach.streamed, budget, dtype).fits
-    assert not plan(spec, reach.streamed + SIDE, budget, dtype).fits
+    assert least_bytes(square(reach.streamed, dtype), spec) <= budget
+    assert least_bytes(square(reach.streamed + SIDE, dtype), spec) > budget
     operands = 2 * reach.resident**2 * np.dtype(dtype).itemsize
-    assert plan(spec, reach.resident, budget, dtype).uploaded_bytes == operands
-    assert plan(spec, reach.resident + SIDE, budget, dtype).slots != (reach.resident // SIDE + 1,) * 2
+    assert plan_memory(square(reach.resident, dtype), spec, budget).uploaded_bytes == operands
+    beyond = plan_memory(square(reach.resident + SIDE, dtype), spec, budget)
+    assert beyond.slots != (reach.resident // SIDE + 1,) * 2
 
 
 def test_what_is_not_cut_lies_there_whole_or_not_at_all() -> None:
