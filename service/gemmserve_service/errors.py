@@ -37,6 +37,20 @@ class ServiceError(Exception):
         self.extra = extra
 
 
+class OtherCell(ServiceError, slug="other-cell", status=307, title="Another cell has it"):
+    """The request is about what another cell made, or too large for the way by the router: Location is where to send
+    it again, with its body. Only to a name that `GET /v1/cells` lists: it takes the API key along.
+    """
+
+    def __init__(self, detail: str, location: str) -> None:
+        super().__init__(detail)
+        self.location = location
+
+
+class CellAway(ServiceError, slug="cell-away", status=503, title="A cell does not answer"):
+    """An operand is in another cell, and that cell does not answer."""
+
+
 class BodyLength(ServiceError, slug="body-length", status=400, title="The body's length does not match its header"):
     """The body holds more or fewer bytes than its header says."""
 

@@ -67,6 +67,14 @@ class Settings(BaseSettings):
         description="file of API keys besides those of `gemmserve keys`, such as a container's secret: a key a line, "
         "then, if need be, its name and its scopes",
     )
+    cell: int = Field(
+        0, ge=0, le=255, description="number of this server among the cells behind a router; it is in the ids it makes"
+    )
+    cells_file: Path | None = Field(
+        None,
+        description="JSON file of all cells: their numbers, their own URLs, and the secret by which they know each "
+        "other; the same for all of them",
+    )
     allow_unauthenticated: bool = Field(
         default=False, description="listen beyond loopback without API keys: anyone who reaches the port may use it"
     )
@@ -281,7 +289,9 @@ class Settings(BaseSettings):
     def _read_size(cls, value: object) -> object:
         return parse_size(value) if isinstance(value, str) else value
 
-    @field_validator("uds", "data_dir", "runtime_dir", "keys_file", "tls_certificate", "tls_key", "audit_log")
+    @field_validator(
+        "uds", "data_dir", "runtime_dir", "keys_file", "cells_file", "tls_certificate", "tls_key", "audit_log"
+    )
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
         return None if value is None else value.expanduser().absolute()

@@ -172,7 +172,8 @@ class ArrayStore:
             ttl_s = self.settings.default_ttl_s
         elif ttl_s == math.inf:
             ttl_s = None
-        spec = ArraySpec(new_id("arr"), _name_of(dtype), tuple(shape), order, nbytes, ttl_s, scratch, owner, tags=tags)
+        array_id = new_id("arr", self.settings.cell)
+        spec = ArraySpec(array_id, _name_of(dtype), tuple(shape), order, nbytes, ttl_s, scratch, owner, tags=tags)
         return Upload(self, spec, extent, byteswap=byteswap)
 
     def adopt(self, spec: ArraySpec, extent_name: str | None, *, byteswap: bool) -> Upload | None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gemmserve_service.store.pin import Pinned
 
 _MAX_ERRORS: Final = 4  # that are told of one product: there may be ten thousand that are wrong
-_ID: Final = re.compile(r"arr_[0-9a-z]{26}")
+_ID: Final = re.compile(r"arr_[0-9a-z]{26}(?:_[1-9][0-9]{0,2})?")
 _KINDS: Final[dict[object, type[GemmParams | GemmReduceParams]]] = {
     "gemm": GemmParams,
     "gemm_reduce": GemmReduceParams,

@@ -13,6 +13,7 @@ from gemmserve.wire import NPY, OCTET_STREAM
 from gemmserve_kernels.problem.vocabulary import Dtype
 from gemmserve_service.http.answers.coded import coded, worth_coding
 from gemmserve_service.http.answers.pieces import Pieces, PiecesResponse
+from gemmserve_service.http.cells.redirects import check_download
 from gemmserve_service.http.headers.content_coding import ZSTD, chosen_coding
 from gemmserve_service.http.headers.digests import digest_field, wants_sha256
 from gemmserve_service.http.headers.preferences import choose_media_type
@@ -187,7 +188,7 @@ _DATA_DOCS = {
     ),
     304: {"description": "If-None-Match holds."},
     **doc.problems(
-        "not-found", "gone", "array-lost", "array-corrupt", "tier-unavailable", "not-acceptable",
+        "other-cell", "not-found", "gone", "array-lost", "array-corrupt", "tier-unavailable", "not-acceptable",
         "range-not-satisfiable", "parameter-invalid",
         "descriptor-refused", "timeout", "draining",
     ),
@@ -260,6 +261,8 @@ async def _data(request: Request, array_id: str, owner: str) -> Response:
         raise NotAcceptable(f"an array is {NPY} or {OCTET_STREAM}")
     core = core_of(request)
     info = await core.store.info(array_id, owner=owner)
+    if request.method == "GET":
+        check_download(core.cells, request, info.nbytes)
     suffix = "npy" if media_type == NPY else "bin"
     etag, coded_etag = f'"{info.id}.{suffix}"', f'W/"{info.id}.{suffix}.{ZSTD}"'
     headers = {"ETag": etag, "Vary": "Accept, Accept-Encoding", "Cache-Control": "private, no-cache"}

@@ -100,7 +100,7 @@ async def run_batch(
             uploads = await _reserve(core, outcome, options, undo, owner=owner)
             waiter = Waiter(asyncio.get_running_loop().create_future())
             task = BatchTask(
-                new_id("job"),
+                new_id("job", scheduler.settings.cell),
                 groups[0].params,
                 problem,
                 waiter,

@@ -395,7 +395,8 @@ class ResumableUploads:
                 limit=self.settings.max_uploads,
                 used=mine,
             )
-        record = ResumableUpload(new_id("upl"), owner, media_type, ttl_s, clock.time(), time.monotonic(), tags=tags)
+        upload_id = new_id("upl", self.settings.cell)
+        record = ResumableUpload(upload_id, owner, media_type, ttl_s, clock.time(), time.monotonic(), tags=tags)
         if declared is not None:
             record.reserved(declared.reserve(self._store, ttl_s=ttl_s, owner=owner, tags=tags))
         self._uploads[record.id] = record
