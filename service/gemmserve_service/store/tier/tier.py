@@ -43,8 +43,8 @@ from gemmserve_service.schemas import ArrayInfo
 from gemmserve_service.store.database.database import load_sql
 from gemmserve_service.store.pin import Pinned
 from gemmserve_service.store.record import Record
-from gemmserve_service.store.tier.cold import Cold
-from gemmserve_service.store.tier.objects import CHUNK, DIGEST_BYTES, Objects, TierUnusableError
+from gemmserve_service.store.tier.cold import Cold, TierUnusableError
+from gemmserve_service.store.tier.objects import CHUNK, DIGEST_BYTES, Objects
 from gemmserve_service.store.tier.wanted import Wanted
 
 if TYPE_CHECKING:
