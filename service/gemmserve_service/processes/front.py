@@ -25,6 +25,7 @@ from gemmserve_service.runtime.tracing.provider import open_tracing
 from gemmserve_service.runtime.tuning import keep_from_collector, share_interpreter
 from gemmserve_service.store.database.migrations import SchemaTooNew
 from gemmserve_service.store.extents.arena import Arena
+from gemmserve_service.store.tier.cold import TierUnusableError
 from gemmserve_service.tenancy.keyring import KeyringWatch
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ async def _pulse(core: Core, pulse_fd: int) -> None:
 
 
 async def _serve(handoff: FrontHandoff) -> bool:
-    """Serve until it is told to drain. Return False if it could not start. Raises SchemaTooNew."""
+    """Serve until it is told to drain. Return False if it could not start. Raises SchemaTooNew, TierUnusableError."""
     settings = handoff.settings
     keyring = KeyringWatch(settings.data_dir, settings.keys_file)
     local = LocalExecutor(socket.socket(fileno=handoff.control_fd), handoff.devices)
@@ -79,6 +80,7 @@ async def _serve(handoff: FrontHandoff) -> bool:
     tracing = open_tracing(settings.trace_ratio)
     core = Core(settings, executor, arena, tracing, keyring)
     core.database.check()
+    core.store.open_tier()
     app = create_app(settings, core)
     if joined is not None:
         app.state.metrics.watch_joined(joined)
@@ -138,7 +140,7 @@ def main() -> int:
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         try:
             return 0 if runner.run(_serve(handoff)) else 1
-        except SchemaTooNew as error:
+        except (SchemaTooNew, TierUnusableError) as error:
             log.error("%s", error)  # noqa: TRY400 (not a fault of the program: no traceback)
             return os.EX_CONFIG
 

@@ -83,6 +83,14 @@ class ArrayStore:
 
     # -- life cycle -------------------------------------------------------------------------------------------------
 
+    def open_tier(self) -> None:
+        """Open the tier that settings name, if they do: nothing is asked of it yet. Raises TierUnusableError."""
+        if self.settings.tier is not None and self.tier is None:
+            from gemmserve_service.store.tier.objects import Objects
+            from gemmserve_service.store.tier.tier import Tier
+
+            self.tier = Tier(self, Objects(self.settings.tier))
+
     async def start(self, keep: Iterable[str] = ()) -> None:
         """Brings back what an earlier process stored. `finish_recovery` follows when jobs have pinned operands.
 
@@ -91,11 +99,8 @@ class ArrayStore:
         folder = self.settings.data_dir / "extents"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.found_pending = await recovery.take(self.database, self._catalog, self._space, keep)
-        if self.settings.tier is not None:
-            from gemmserve_service.store.tier.objects import Objects
-            from gemmserve_service.store.tier.tier import Tier
-
-            self.tier = Tier(self, await asyncio.to_thread(Objects, self.settings.tier))
+        self.open_tier()
+        if self.tier is not None:
             for record in self._catalog:
                 self.tier.add(record, found=True)
             await self.tier.start()

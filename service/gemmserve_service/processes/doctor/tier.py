@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gemmserve_service.errors import TierUnavailable
 from gemmserve_service.processes.doctor.machine import Finding
+from gemmserve_service.store.tier.cold import TierUnusableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +21,7 @@ def tier(settings: Settings) -> Iterator[Finding]:
     """Whether the tier can be read; nothing without one. Writes nothing."""
     if settings.tier is None:
         return
-    from gemmserve_service.store.tier.objects import Objects, TierUnusableError
+    from gemmserve_service.store.tier.objects import Objects
 
     try:
         owner = Objects(settings.tier).owner()

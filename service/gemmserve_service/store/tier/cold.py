@@ -1,4 +1,4 @@
-"""Cold: state of an array whose bytes are in the tier alone."""
+"""Cold: state of an array whose bytes are in the tier alone; and the error of tiers that are of no use."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ if TYPE_CHECKING:
     import asyncio
 
     from gemmserve_service.errors import ServiceError
+
+
+class TierUnusableError(Exception):
+    """Refusal of a tier: its address, or the library for it, is of no use, or it is another's. Nothing mends that but
+    other settings.
+    """
 
 
 @dataclass(eq=False)

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gemmserve_service.errors import ArrayCorrupt, TierUnavailable
+from gemmserve_service.store.tier.cold import TierUnusableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,10 +33,6 @@ _PARTS_AT_ONCE: Final = 4
 _MAX_MESSAGE: Final = 200
 _CLIENT: Final = {"connect_timeout": timedelta(seconds=5), "timeout": timedelta(seconds=60)}
 _RETRIES: Final = {"max_retries": 3, "retry_timeout": timedelta(seconds=20)}
-
-
-class TierUnusableError(Exception):
-    """The tier's address, or the library for it, is of no use: trying again mends nothing."""
 
 
 class Objects:

@@ -43,8 +43,8 @@ from gemmserve_service.schemas import ArrayInfo
 from gemmserve_service.store.database.database import load_sql
 from gemmserve_service.store.pin import Pinned
 from gemmserve_service.store.record import Record
-from gemmserve_service.store.tier.cold import Cold
-from gemmserve_service.store.tier.objects import CHUNK, DIGEST_BYTES, Objects, TierUnusableError
+from gemmserve_service.store.tier.cold import Cold, TierUnusableError
+from gemmserve_service.store.tier.objects import CHUNK, DIGEST_BYTES, Objects
 from gemmserve_service.store.tier.wanted import Wanted
 
 if TYPE_CHECKING:
@@ -64,7 +64,9 @@ _MIN_RETRY_S: Final = 0.5
 _MAX_RETRY_S: Final = 30.0
 _LOOK_S: Final = 0.05  # between two looks at whether there is room, for those who wait for it
 _ROOM_WAIT_S: Final = 10.0
-"""Seconds that a request waits for room while arrays leave, or may leave soon."""
+"""Seconds that a request waits for room while nothing leaves, but something may soon."""
+_LONGEST_WAIT_S: Final = 300.0
+"""Seconds that it waits for arrays which are leaving."""
 _LOW_WATER: Final = 0.9
 """Share of the high-water mark down to which arrays leave, once it is passed."""
 
@@ -220,7 +222,8 @@ class Tier:
             return
         if nbytes > limit:
             raise StoreFull(f"{nbytes} bytes do not fit: the server keeps {limit} at one time")
-        ends = time.monotonic() + _ROOM_WAIT_S
+        began = time.monotonic()
+        ends = began + _ROOM_WAIT_S
         self._asked.append(nbytes)
         try:
             while self._store.used_bytes + nbytes > limit:
@@ -229,6 +232,8 @@ class Tier:
                     raise refusal
                 if self._stopping.is_set():
                     raise Draining("the server is shutting down", retry_after_s=1.0)
+                if self._leaving:
+                    ends = min(time.monotonic() + _ROOM_WAIT_S, began + _LONGEST_WAIT_S)
                 if time.monotonic() > ends and self._claimed is not True:
                     raise TierUnavailable("the tier has not answered yet", retry_after_s=_MIN_RETRY_S)
                 if time.monotonic() > ends:

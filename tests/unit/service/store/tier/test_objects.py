@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from s3_stand_in import BUCKET, S3StandIn
 
@@ -9,7 +11,8 @@ from gemmserve_service.errors import ArrayCorrupt, TierUnavailable
 
 pytest.importorskip("obstore", reason="the extra tier is not installed")
 
-from gemmserve_service.store.tier.objects import CHUNK, Objects, TierUnusableError
+from gemmserve_service.store.tier.cold import TierUnusableError
+from gemmserve_service.store.tier.objects import CHUNK, Objects
 
 A, B = "arr_01hzzzzzzzzzzzzzzzzzzzzzza", "arr_01hzzzzzzzzzzzzzzzzzzzzzzb"
 RECORD = {"id": A, "dtype": "float32"}
@@ -123,3 +126,9 @@ def test_addresses_of_no_use(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(TierUnusableError):
         Objects((tmp_path / "file").as_uri())
+
+
+def test_without_the_library_it_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(TierUnusableError, match=r"gemmserve\[tier\]"):
+        Objects((tmp_path / "tier").as_uri())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -339,6 +340,33 @@ async def test_a_process_killed_at_any_step_loses_nothing(
         live = {array_id: seed for array_id, seed in kept.items() if array_id != gone}
         settings = tiered(data_dir=folder / "data", tier=(folder / "tier").as_uri())
         await _recovers(settings, folder, live, kept if number < deleted else live, f"{number}: {step}", eventually)
+
+
+async def test_killed_while_an_upload_is_replicated(make_store, tiered, eventually, monkeypatch, tmp_path, own_files):
+    store = await make_store(tiered(durability="replicated"))
+    first = await store_array_when_claimed(store, matrix(0))
+    snapshots = Snapshots(tmp_path)
+    obstore = store.tier._objects._obstore
+    with monkeypatch.context() as patch:
+        steps = SimpleNamespace(**{name: getattr(obstore, name) for name in dir(obstore) if name[0] != "_"})
+        patch.setattr(store.tier._objects, "_obstore", steps)
+        snapshots.around(patch, steps, "put")
+        snapshots.around(patch, store, "index")
+        second = await store_array(store, matrix(1))
+    assert len(snapshots.taken) == 6
+    for number, (step, folder) in enumerate(snapshots.taken):
+        settings = tiered(data_dir=folder / "data", tier=(folder / "tier").as_uri())
+        kept = {first.id: 0} | ({second.id: 1} if "index" in step else {})
+        await _recovers(settings, folder, kept, kept, f"{number}: {step}", eventually)
+
+
+async def test_without_the_setting_nothing_of_it_is_imported():
+    code = (
+        "import sys, gemmserve_service.processes.front, gemmserve_service.store.array_store as s\n"
+        "assert not {'obstore', 'gemmserve_service.store.tier.tier'} & set(sys.modules)"
+    )
+    done = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    assert await done.wait() == 0
 
 
 async def _recovers(settings, folder, live, all_of_them, step, eventually):
