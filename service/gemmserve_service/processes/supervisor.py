@@ -311,7 +311,7 @@ class _Supervisor:
             arena_writers=writers,
         )
         fds: tuple[int, ...] = (self.lock_fd, self.pipe[0], handoff.listen_fd, handoff.control_fd, handoff.ready_fd)
-        others = (handoff.side_fd, handoff.unix_fd, handoff.descriptors_fd, handoff.transfer_fd)
+        others: tuple[int | None, ...] = (handoff.side_fd, handoff.unix_fd, handoff.descriptors_fd, handoff.transfer_fd)
         others += (handoff.demand_fd,)
         fds += tuple(fd for fd in others if fd is not None)
         return _spawn("gemmserve_service.processes.front", handoff.model_dump_json(), fds, _without_threads())

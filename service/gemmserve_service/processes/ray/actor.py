@@ -1,8 +1,8 @@
 """The actor that Ray keeps on a node: it runs `gemmserve worker` as its child, starts it again, and says how it fares.
 
 Nothing but the standard library: Ray imports this module on the node. The worker speaks to the front by itself and goes
-on while Ray's head is gone. The token comes by a call of the bridge's, not in what makes the actor: that is kept by Ray's
-head (in Redis, where it is fault tolerant), which makes the actor anew from it.
+on while Ray's head is gone. The token comes by a call of the bridge's, not in what makes the actor: Ray's head keeps
+that (in Redis, where it is fault tolerant), and makes the actor anew from it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The bridge: the one process of a server that is a driver of Ray's. It keeps detached actors, a worker each.
 
-Twice a second it looks at its actors and does what `decisions` say. Nothing of a job passes through it: it may end, and
-Ray's head may be gone, while workers serve. A driver ends by itself a minute after the head is gone; this one ends as soon
-as the head has not answered for `_ROUND_S`, and the next one, which the supervisor starts, waits for the head. Actors are
-detached and have names: the next one finds them.
+Twice a second it looks at its actors and does what `decisions` say. Nothing of a job passes through it: it may end,
+and Ray's head may be gone, while workers serve. A driver ends by itself a minute after the head is gone; this one ends
+as soon as the head has not answered for `_ROUND_S`, and the next one, which the supervisor starts, waits for the head.
+Actors are detached and have names: the next one finds them.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ SILENT_S: Final = 15.0
 
 
 class Phase(StrEnum):
-    """State of an actor, as it says; UNHEARD is one that has said nothing yet: there is no room for it, or it starts."""
+    """State of an actor, as it says; UNHEARD is one that has said nothing yet: it waits for room, or starts."""
 
     UNHEARD = "unheard"
     EMPTY = "empty"
