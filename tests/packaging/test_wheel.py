@@ -50,8 +50,9 @@ def test_kernels_and_queries_are_files(wheel) -> None:
 
 
 def test_the_client_needs_numpy_and_httpx_alone(wheel) -> None:
+    """And h11, which httpx brings."""
     required = [line for line in metadata(wheel).get_all("Requires-Dist") if "extra ==" not in line]
-    assert {re.match(r"[\w.-]+", line)[0] for line in required} == {"numpy", "httpx"}
+    assert {re.match(r"[\w.-]+", line)[0] for line in required} == {"numpy", "httpx", "h11"}
 
 
 def test_the_extras(wheel) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from gemmserve._calls.requests import Request
+    from gemmserve._transport.direct import Answer
     from gemmserve._transport.library import httpx
 
 _ID: Final = re.compile(r"(?<=/)[a-z]+_[0-9a-z]+")
@@ -68,7 +69,7 @@ def _span(trace: ModuleType, request: Request[Any], base: httpx.URL, headers: di
         span.end()
 
 
-def note(span: Span | None, response: httpx.Response) -> None:
+def note(span: Span | None, response: httpx.Response | Answer) -> None:
     """Take down what an answer's head says."""
     if span is None:
         return

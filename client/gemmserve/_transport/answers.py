@@ -14,6 +14,7 @@ from gemmserve.wire import CHECKED_HEADER, EXCHANGE_HEADER
 if TYPE_CHECKING:
     from gemmserve._calls.requests import Request
     from gemmserve._transfer.bodies import Receiver
+    from gemmserve._transport.direct import Answer
     from gemmserve._transport.library import httpx
 
 T = TypeVar("T")
@@ -21,7 +22,7 @@ T = TypeVar("T")
 NO_CONTENT = 204
 
 
-def check_exchange(response: httpx.Response) -> None:
+def check_exchange(response: httpx.Response | Answer) -> None:
     """Raise CrossedAnswer for the answer to another request, ProtocolError for no answer of a gemmserve server.
 
     Whatever a server of ours made repeats what the request named itself.
@@ -47,7 +48,7 @@ def check_exchange(response: httpx.Response) -> None:
     )
 
 
-def check_confirmed(response: httpx.Response) -> None:
+def check_confirmed(response: httpx.Response | Answer) -> None:
     """Raise ProtocolError for the success of a request whose body had a digest which nobody compared: its field got
     lost on the way, so what was taken in may be another body.
     """
@@ -63,13 +64,15 @@ def _raise(error: Exception) -> Any:
     raise error
 
 
-def length_of(response: httpx.Response) -> int | None:
+def length_of(response: httpx.Response | Answer) -> int | None:
     """Return the bytes that an answer says its body has."""
     text = response.headers.get("content-length", "")
     return int(text) if text.isdecimal() else None
 
 
-def receiver_of(request: Request[T], response: httpx.Response, *, compare: bool, required: bool) -> Receiver[T]:
+def receiver_of(
+    request: Request[T], response: httpx.Response | Answer, *, compare: bool, required: bool
+) -> Receiver[T]:
     """Return what takes this answer's body; for an error's answer, one that raises it at the end.
 
     `compare`: with the answer's digest, if it has one. `required`: raises ProtocolError where it has none.
@@ -89,7 +92,9 @@ def receiver_of(request: Request[T], response: httpx.Response, *, compare: bool,
     return _checked(request, response, receiver, required=required) if compare else receiver
 
 
-def _checked(request: Request[T], response: httpx.Response, receiver: Receiver[T], *, required: bool) -> Receiver[T]:
+def _checked(
+    request: Request[T], response: httpx.Response | Answer, receiver: Receiver[T], *, required: bool
+) -> Receiver[T]:
     """Compares the answer's digest, if it has one. Raises ProtocolError where it has to have one and has not."""
     if request.digest == "none":
         return receiver

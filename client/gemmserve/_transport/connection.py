@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gemmserve._transfer.arrays import AnyArray
     from gemmserve._transfer.bodies import Body, Receiver
     from gemmserve._transport.digests import Digests
+    from gemmserve._transport.direct import Answer
 
 T = TypeVar("T")
 
@@ -227,7 +228,7 @@ class Connection:
             return self._sent(request.body, request.label)
         return watched(request.body.pieces(), self.progress, request.label, None, bar)
 
-    def receiver(self, request: Request[T], response: httpx.Response) -> Receiver[T]:
+    def receiver(self, request: Request[T], response: httpx.Response | Answer) -> Receiver[T]:
         """Return what takes this answer's body; see `answers`. Raises CrossedAnswer, ProtocolError."""
         check_exchange(response)
         self.answered = True

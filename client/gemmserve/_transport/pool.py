@@ -1,4 +1,5 @@
-"""A client's connections to its server: httpx clients of one connection each, taken from the top of a stack.
+"""A client's connections to its server: wires of our own, or httpx clients of one connection each, taken from the top
+of a stack.
 
 httpx's own pool goes through all connections and all requests that wait whenever a request begins or ends (httpcore
 1.0.9, `_assign_requests_to_connections`), which makes many at once superlinear; and beyond twenty connections it closes
@@ -20,18 +21,19 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from gemmserve import _errors
+from gemmserve._transport.direct import IDLE_S
 from gemmserve._transport.library import httpx
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import AsyncIterator, Callable, Iterator
 
-H = TypeVar("H", bound="httpx.Client | httpx.AsyncClient")
+    from gemmserve._transport.direct import Wire
+
+H = TypeVar("H", bound="httpx.Client | httpx.AsyncClient | Wire")
 
 IN_FLIGHT: Final = 64
 """Requests at one time. More do not make a server faster, and each costs both sides a connection."""
-
-IDLE_S: Final = 5.0
-"""Seconds after which a connection that nobody needed is closed; httpx's own figure."""
 
 CLOSED: Final = "this client is closed: make another one (arrays and jobs are still on the server)"
 
@@ -93,7 +95,12 @@ class _Pool(Generic[H]):
         """Remembers which socket an answer comes by."""
         stream = response.extensions.get("network_stream")
         found = None if stream is None else stream.get_extra_info("socket")
-        if found is None or not hasattr(os, "fork"):
+        if found is not None:
+            self.note_socket(http, found)
+
+    def note_socket(self, http: H, found: socket.socket) -> None:
+        """Remembers the socket of a connection."""
+        if not hasattr(os, "fork"):
             return
         with contextlib.suppress(OSError):  # closed meanwhile
             status = os.fstat(found.fileno())
@@ -116,15 +123,18 @@ class _Pool(Generic[H]):
                 os.close(null)
 
 
-class SyncPool(_Pool[httpx.Client]):
+S = TypeVar("S", bound="httpx.Client | Wire")
+
+
+class SyncPool(_Pool[S]):
     """Pool of connections for threads."""
 
-    def __init__(self, make: Callable[[], httpx.Client], shared: httpx.Client | None = None) -> None:
+    def __init__(self, make: Callable[[], S], shared: S | None = None) -> None:
         super().__init__(make, shared)
         self._places = threading.BoundedSemaphore(IN_FLIGHT)
 
     @contextlib.contextmanager
-    def connection(self, *, idle: bool = False) -> Iterator[httpx.Client]:
+    def connection(self, *, idle: bool = False) -> Iterator[S]:
         """A client for one exchange. `idle`: one that the server is rightly silent in for long, which does not count.
 
         Raises ClientClosed when the pool is closed.

@@ -39,21 +39,31 @@ class SyncIO(Connection):
         super().__init__(url, own_transport=transport is not None, **options)
         self._transport = transport
         self._sleep = time.sleep
+        self._past = transport is None and direct.may_be(self.address, trust_env=self.made_of["trust_env"])
+        """Whether exchanges go past the HTTP library."""
 
     def _make(self) -> httpx.Client:
         local = None if self.socket is None else httpx.HTTPTransport(uds=self.socket)
         return httpx.Client(transport=self._transport or local, **self.made_of)
 
-    def pool(self) -> SyncPool:
+    def _wire(self) -> direct.Wire:
+        context = self.verify if self.address.scheme == "https" else None
+        return direct.Wire(self.address, path=self.socket, context=context, headers=self.headers, auth=self.auth)
+
+    def pool(self) -> SyncPool[Any]:
         """Connections of the process that asks. Raises TransportError where it can have none."""
         self.own()
-        found: SyncPool | None = self._pools.get(None)
+        found: SyncPool[Any] | None = self._pools.get(self._past)
         if found is None:
             with connection.lock:
-                made = SyncPool(self._make, None if self._transport is None else self._make())
+                made: SyncPool[Any] = SyncPool(self._wire) if self._past else SyncPool(self._make, self._shared_http())
                 made.closed = self._closed
-                found = self._pools.setdefault(None, made)
+                found = self._pools.setdefault(self._past, made)
         return found
+
+    def _shared_http(self) -> httpx.Client | None:
+        """Client of the caller's own transport, which all requests share."""
+        return None if self._transport is None else self._make()
 
     def close(self) -> None:
         self._closed = True
@@ -135,10 +145,15 @@ class SyncIO(Connection):
                         shown.close()
             return receiver.finish()
 
-    def _received(self, request: Request[Any], response: httpx.Response, receiver: Receiver[Any]) -> Iterator[int]:
+    def _received(
+        self, request: Request[Any], response: httpx.Response | direct.Answer, receiver: Receiver[Any]
+    ) -> Iterator[int]:
         """Gives the body to `receiver`, yielding how many bytes each time. Where the rest of a large one belongs is
         known after its first piece: it is read there.
         """
+        if isinstance(response, direct.Answer):
+            yield from response.given_to(receiver)
+            return
         length = length_of(response) or 0
         with closing(_pieces(response)) as pieces:
             for number, piece in enumerate(pieces):
@@ -153,25 +168,49 @@ class SyncIO(Connection):
                         return
 
     @contextlib.contextmanager
-    def _open(self, request: Request[Any], bar: SharedBar | None = None) -> Iterator[httpx.Response]:
+    def _open(self, request: Request[Any], bar: SharedBar | None = None) -> Iterator[httpx.Response | direct.Answer]:
         content = self.content_of(request, bar)
         pool = self.pool()
         headers = self.headers_of(request)
-        with (
-            traces.span_of(request, self.address, headers) as span,
-            pool.connection(idle=request.idle) as http,
-            http.stream(
+        with traces.span_of(request, self.address, headers) as span, pool.connection(idle=request.idle) as http:
+            if isinstance(http, direct.Wire):
+                try:
+                    answer = self._asked(pool, http, request, headers, content)
+                    if "set-cookie" in answer.headers:  # something on the way wants it back, which the library does
+                        self._past = False
+                    traces.note(span, answer)
+                    yield answer
+                finally:
+                    http.leave()
+                return
+            with http.stream(
                 request.method,
                 self.url_of(http, request.path),
                 params=request.query or None,
                 headers=headers,
-                content=content,  # type: ignore[arg-type]  # h11 takes any buffer; httpx's annotation says bytes
+                content=content,
                 timeout=self.timeout_of(request),
-            ) as response,
-        ):
-            pool.note(http, response)
-            traces.note(span, response)
-            yield response
+            ) as response:
+                pool.note(http, response)
+                traces.note(span, response)
+                yield response
+
+    def _asked(
+        self,
+        pool: SyncPool[Any],
+        wire: direct.Wire,
+        request: Request[Any],
+        headers: dict[str, str],
+        content: Iterator[bytes | memoryview] | None,
+    ) -> direct.Answer:
+        """Send a request past the library; return its answer, whose body is still to be read."""
+        silence = self.timeout if request.limit_s is None else min(self.timeout, request.limit_s)
+        made = wire.ready(silence)
+        if made is not None:
+            pool.note_socket(wire, made)
+        return wire.exchange(
+            request.method, request.path, request.query, headers, content, silence=silence, wait=request.wait_s
+        )
 
     def events(self, request: Request[None]) -> Generator[Event]:
         """Each server-sent event as it comes. Raises GemmserveError: in another process than it began in, too."""
@@ -191,9 +230,11 @@ class SyncIO(Connection):
             receiver.finish()
 
 
-def _pieces(response: httpx.Response) -> Generator[bytes]:
+def _pieces(response: httpx.Response | direct.Answer) -> Generator[bytes]:
     """The body as it comes; whole if a transport (a test's) handed it over whole."""
-    if response.is_stream_consumed:
+    if isinstance(response, direct.Answer):
+        yield from response.pieces()
+    elif response.is_stream_consumed:
         yield response.content
     else:
         yield from response.iter_raw()

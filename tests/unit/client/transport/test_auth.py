@@ -103,11 +103,12 @@ def test_in_no_error_and_no_traceback(status) -> None:
     assert "Secret" not in repr(caught.value.__dict__)
 
 
-def test_in_no_log(caplog) -> None:
+@pytest.mark.parametrize("transport", [None, httpx.HTTPTransport()])
+def test_in_no_log(caplog, transport) -> None:
     """Logs of ours, httpx's and httpcore's, at their most talkative; over a real socket."""
     caplog.set_level(logging.DEBUG)
     service = FakeService()
-    with serving(service) as url, Client(url, api_key=KEY) as client:
+    with serving(service) as url, Client(url, api_key=KEY, transport=transport) as client:
         client.put(np.eye(2)).numpy()
     assert service.requests[0].headers["authorization"] == f"Bearer {KEY}"
     assert caplog.records
