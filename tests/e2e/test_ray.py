@@ -10,8 +10,9 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from gemmserve import Client
 from live_server import LiveServer
+
+from gemmserve import Client
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("ray is not installed", allow_module_level=True)

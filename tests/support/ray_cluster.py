@@ -1,4 +1,4 @@
-"""A cluster of Ray's on this machine: a head without anything to give, and nodes with a processor each, all killable."""
+"""A cluster of Ray's on this machine: a head that has nothing to give, nodes with a processor each, all killable."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ _LONG_S = 120
 
 
 class RayCluster:
-    """Nodes that are processes of `ray start --block`, with Ray's token, and ports and a folder of their own. Every process
-    of theirs is found by a mark in its environment, and none is left.
+    """Nodes that are processes of `ray start --block`, with Ray's token, a port and a folder of their own.
+
+    Each process of theirs is found by a mark in its environment, and none is left.
     """
 
     def __init__(self, nodes: int) -> None:
@@ -125,7 +126,7 @@ class RayCluster:
         while not condition():
             text = Path(self._log.name).read_text(errors="replace")
             assert time.monotonic() < deadline, f"{what} did not come\n{text}"
-            assert all(process.poll() is None for process in self._started), text
+            assert self._started[-1].poll() is None, text
             time.sleep(0.1)
 
 
