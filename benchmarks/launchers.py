@@ -29,9 +29,9 @@ from gemmserve import Client
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "launchers.json"
 KINDS = {
     "Ray's head: tables": "gcs/gcs_server",
-    "Ray's head: autoscaler's monitor": "monitor\\.py",
+    "Ray's head: autoscaler's monitor": "_private/monitor\\.py",
     "Ray's raylets": "raylet/raylet ",
-    "Ray's agents and log monitors": "ray::DashboardAgent|ray::RuntimeEnvAgent|log_monitor|dashboard",
+    "Ray's agents and log monitors": "ray::DashboardAgent|ray::RuntimeEnvAgent|log_monitor\\.py|dashboard",
     "Ray's actors": "^ray::WorkerActor",
     "Ray's spare workers": "^ray::IDLE",
     "the bridge": "processes\\.ray\\.bridge",

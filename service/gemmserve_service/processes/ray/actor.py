@@ -33,14 +33,14 @@ _CONNECT_S: Final = 3.0
 
 
 class Order(TypedDict):
-    """What an actor is to run."""
+    """Order to an actor: what it is to run."""
 
     arguments: list[str]
     """After `python`: `-m gemmserve.cli worker --join ...`."""
     join_url: str
     token: str | None
     threads: int | None
-    """Of BLAS; None leaves it to the node."""
+    """Threads of BLAS; None leaves them to the node."""
     orphan_s: float
 
 

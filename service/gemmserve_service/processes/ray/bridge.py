@@ -43,7 +43,7 @@ _STOP_S: Final = 30.0
 _AUTH_MODE: Final = "RAY_AUTH_MODE"
 _NAME: Final = re.compile(r"worker-(\d+)")
 _DEVICES: Final = {"cuda": "cuda:0", "rocm": "rocm:0", "cpu": "cpu"}
-"""What a worker is told to use: of an actor's GPUs, which are one, the first."""
+"""Device that a worker is told to use: of an actor's GPUs, which are one, the first."""
 
 log = logging.getLogger(__name__)
 

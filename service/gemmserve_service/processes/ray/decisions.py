@@ -44,7 +44,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What is to be done now, by numbers of actors."""
+    """Steps to be done now, by numbers of actors."""
 
     make: tuple[int, ...] = ()
     order: tuple[int, ...] = ()
