@@ -15,6 +15,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import pytest
 from hypothesis import HealthCheck, settings
 
+KEPT = {"GEMMSERVE_KERNEL_CACHE", "GEMMSERVE_TEST_WORKERS"}
+"""What tests heed of the machine's variables: see `joined_workers` for the second."""
+
 
 def _leave_home() -> None:
     """Take the user's settings, keys and data out of this process's environment, and so out of its children's.
@@ -23,7 +26,7 @@ def _leave_home() -> None:
     """
     os.environ.setdefault("CUPY_CACHE_DIR", str(Path.home() / ".cupy" / "kernel_cache"))
     for name in list(os.environ):
-        if name.startswith(("XDG_", "GEMMSERVE_")) and name != "GEMMSERVE_KERNEL_CACHE":
+        if name.startswith(("XDG_", "GEMMSERVE_")) and name not in KEPT:
             del os.environ[name]
     home = tempfile.mkdtemp(prefix="gemmserve-home-")
     atexit.register(shutil.rmtree, home, ignore_errors=True)

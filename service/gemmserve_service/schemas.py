@@ -688,11 +688,25 @@ class DeviceHealth(BaseModel):
     )
 
 
+class DeviceLink(BaseModel):
+    """How a device is reached whose worker joined from another host, and what went over that since it joined."""
+
+    host: str = Field(description="name of the host, as it says")
+    address: str = Field(description="address that its link comes from")
+    bytes_s: float | None = Field(description="rate in bytes/s, as the host measured it; null: not yet")
+    cache_bytes: int = Field(description="bytes of operands that the host may keep")
+    fetched_bytes: int = Field(description="bytes of operands that it was sent")
+    returned_bytes: int = Field(description="bytes of results that came from it")
+    stale_results: int = Field(description="results that were refused: the work was somebody else's by then")
+
+
 class Device(BaseModel):
     """A device and the worker process that owns it."""
 
-    id: str = Field(examples=["cpu", "cuda:0"])
-    state: str = Field(description="ready, or starting (also after a crash)")
+    id: str = Field(examples=["cpu", "cuda:0", "node7/cuda:0"])
+    state: str = Field(
+        description="ready, or starting (also after a crash), or away: the link of a worker that joined has ended"
+    )
     spec: dict[str, Any] = Field(description="name, architecture, limits; empty until the worker has answered")
     compute_modes: tuple[str, ...]
     memory_total: int = Field(description="bytes")
@@ -703,6 +717,7 @@ class Device(BaseModel):
     )
     restarts: int = Field(0, description="how often the worker had to be started again")
     health: DeviceHealth = DeviceHealth()
+    link: DeviceLink | None = Field(None, description="null: a device of the server's own host")
 
 
 class DeviceList(BaseModel):

@@ -33,6 +33,16 @@ def parse_size(text: str) -> int:
     return int(Decimal(match[1]) * _UNITS[match[2].lower()])
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 class Settings(BaseSettings):
     """The server's configuration. Immutable; the supervisor hands it to its children as JSON."""
 
@@ -55,7 +65,20 @@ class Settings(BaseSettings):
     device: str = Field(
         "auto",
         description="auto, cpu, or a comma-separated list such as cuda:0,cuda:1 or rocm:0; cpu:0,cpu:1 share the "
-        "processors",
+        "processors. none: of this host none, all workers join",
+    )
+    join_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="a port by which workers of other hosts join (`gemmserve worker`), with this server's TLS; null: "
+        "none may. 0 picks a free one",
+    )
+    join_host: str = Field("127.0.0.1", description="address that this port listens on")
+    join_insecure: bool = Field(
+        default=False,
+        description="let workers join without TLS beyond loopback: whoever is on the way reads tokens and arrays, and "
+        "can change results",
     )
     probe_file: Path | None = Field(
         None,
@@ -272,15 +295,20 @@ class Settings(BaseSettings):
     )
     log_json: bool = Field(default=False, description="log JSON lines instead of text")
 
+    @field_validator("device", mode="before")
+    @classmethod
+    def _read_none(cls, value: object) -> object:
+        return "none" if value is None else value  # a variable that says none is read as no value at all
+
     @field_validator("device")
     @classmethod
     def _check_device(cls, value: str) -> str:
         value = value.strip().lower()
-        if value == "auto":
+        if value in {"auto", "none"}:
             return value
         names = value.split(",")
         if not all(_DEVICE.fullmatch(name) for name in names):
-            raise ValueError(f"device {value!r} is not auto, cpu, cpu:N, cuda:N or rocm:N, nor a list of these")
+            raise ValueError(f"device {value!r} is not auto, none, cpu, cpu:N, cuda:N or rocm:N, nor a list of these")
         if len(set(names)) != len(names):
             raise ValueError(f"device {value!r} names one device twice")
         return value
@@ -321,18 +349,28 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_ray(self) -> Self:
+        if self.executor == "ray" and self.join_port is None:
+            raise ValueError("executor ray needs a join_port, by which workers come")
         if self.executor == "ray" and self.ray_join_url is None:
             raise ValueError("executor ray needs ray_join_url, by which Ray's nodes reach this server")
         if self.ray_min_workers > self.ray_max_workers:
             raise ValueError("ray_min_workers is more than ray_max_workers")
         return self
 
+    @model_validator(mode="after")
+    def _check_join(self) -> Self:
+        if self.join_port is None:
+            if self.device == "none":
+                raise ValueError("device none needs a join_port, by which workers come")
+            return self
+        if self.tls_certificate is None and not (is_loopback(self.join_host) or self.join_insecure):
+            raise ValueError(
+                f"workers would join by {self.join_host} without TLS: set tls_certificate and tls_key, or "
+                "join_insecure where nobody else is on that network"
+            )
+        return self
+
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach `host`."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)

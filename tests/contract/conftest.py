@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-BACKENDS = ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)]
+BACKENDS = ["cpu", "joined", pytest.param("gpu", marks=pytest.mark.gpu)]
 CHANNELS = ["job", "one-shot"]
 
 
@@ -23,10 +23,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", params=BACKENDS)
 def server(request):
-    """The service on one device."""
+    """The service on one device; `joined`: a processor's that has joined over TCP."""
     from live_server import LiveServer
 
     device = request.param
+    if device == "joined":
+        with LiveServer(joins=["node"]) as server:
+            yield server
+        return
     if device == "gpu":
         import cupy
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from chaos import faults
+from chaos import faults, joined
 
 pytestmark = pytest.mark.flaky(reruns=0)  # a job that is lost once is lost
 
 
 def test_no_accepted_job_is_lost_or_wrong_whoever_is_killed(tmp_path) -> None:
     found = faults.kills(tmp_path, jobs=24, over_s=3.0, pause_s=(0.1, 0.4))
+    assert found["ok"], found
+    assert min(found["faults"].values()) >= 1, found
+    assert found["jobs"]["succeeded"] >= 24
+
+
+def test_no_job_is_lost_or_wrong_whichever_node_is_killed_or_cut_off(tmp_path) -> None:
+    found = joined.joined(tmp_path, jobs=24, over_s=3.0, pause_s=(0.1, 0.4), cut_s=(3.0, 4.0))
     assert found["ok"], found
     assert min(found["faults"].values()) >= 1, found
     assert found["jobs"]["succeeded"] >= 24

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import tempfile
 import time
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import httpx
 import psutil
+from joined_workers import JoinedWorkers, all_joined, take_device
 from local_server import LocalServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -40,9 +43,17 @@ class LiveServer(LocalServer):
     """A `LocalServer` on the CPU that can be inspected. As a context manager it demands a clean end by SIGTERM.
 
     Its processes carry a mark in their environment, so that every descendant is found, whatever its parent is by then.
+    `joins`: names of nodes of one processor each that join it (`joined`), and it has no workers of its own.
     """
 
-    def __init__(self, *arguments: str, data_dir: Path | None = None, environment: Mapping[str, str] = {}) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        data_dir: Path | None = None,
+        environment: Mapping[str, str] = {},
+        joins: Sequence[str] | None = None,
+        join_host: str = "127.0.0.1",
+    ) -> None:
         self.mark = uuid.uuid4().hex
         marked = {
             "GEMMSERVE_DEVICE": "cpu",
@@ -54,11 +65,24 @@ class LiveServer(LocalServer):
             **DETERMINISM,
             **environment,
         }
-        super().__init__(
-            *arguments, data_dir=data_dir, environment=marked, start_within_s=_LONG_S, stop_within_s=_LONG_S
-        )
+        self.joined: JoinedWorkers | None = None
+        """Its workers, where they have joined: see `joined_workers`."""
+        self._folder = tempfile.TemporaryDirectory(prefix="gemmserve-joined-")
+        self.agents_log = Path(self._folder.name) / "agents.log"
+        left = list(arguments)
+        if joins is not None or all_joined():
+            left, devices = take_device(left, marked)
+            self.joined = JoinedWorkers(environment=os.environ | marked, log=self.agents_log, host=join_host)
+            for name, device in (
+                [("node", each) for each in devices.split(",")] if joins is None else [(name, "cpu") for name in joins]
+            ):
+                self.joined.add(device, name)
+            marked |= self.joined.settings
+        super().__init__(*left, data_dir=data_dir, environment=marked, start_within_s=_LONG_S, stop_within_s=_LONG_S)
 
     def __enter__(self) -> Self:
+        if self.joined is not None:
+            self.joined.start()
         super().__enter__()
         return self
 
@@ -71,8 +95,12 @@ class LiveServer(LocalServer):
 
     @property
     def text(self) -> str:
-        """Everything that it printed; kept after its end."""
-        return self._text if self.returncode is not None else self.log.read_text(errors="replace")
+        """Everything that it printed, and then what its agents did; kept after its end."""
+        return self._text if self.returncode is not None else self._said()
+
+    def _said(self) -> str:
+        logs = [path for path in (self.log, self.agents_log) if path.exists()]
+        return "\n".join(path.read_text(errors="replace") for path in logs)
 
     def terminate(self, with_signal: signal.Signals = signal.SIGTERM) -> None:
         """Ends it and asserts that no process of it is left."""
@@ -82,8 +110,10 @@ class LiveServer(LocalServer):
     def wait_end(self) -> None:
         """Waits for the end that it was told of, and asserts that no process of it is left."""
         self.process.wait(self._stop_within_s)
-        self._text = self.log.read_text(errors="replace")
+        statuses = self._end_agents()
+        self._text = self._said()
         self.stop()
+        assert not any(statuses), f"agents ended with {statuses}\n{self._text}"
         deadline = time.monotonic() + _LONG_S
         while left := self.processes():  # looked for anew: some are started while one looks
             if time.monotonic() > deadline:
@@ -92,6 +122,17 @@ class LiveServer(LocalServer):
                         process.kill()
                 raise AssertionError(f"left behind: {left}\n{self._text}")
             time.sleep(0.01)
+
+    def stop(self, with_signal: signal.Signals = signal.SIGTERM) -> None:
+        try:
+            super().stop(with_signal)
+        finally:
+            self._end_agents()
+            self._folder.cleanup()
+
+    def _end_agents(self) -> list[int]:
+        joined, self.joined = self.joined, None
+        return [] if joined is None else joined.stop()
 
     def processes(self, module: str = "") -> list[psutil.Process]:
         """Every living process of this server, the supervisor included; those alone that run `module`, if one is

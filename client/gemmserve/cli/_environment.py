@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "GEMMSERVE_"
 
-_ALWAYS: Final = frozenset({"SERVER", "API_KEY", "CA_FILE", "KERNEL_CACHE", "KERNEL_SEED", "HTTP_LIBRARY"})
+_ALWAYS: Final = frozenset(
+    {"SERVER", "API_KEY", "CA_FILE", "JOIN_TOKEN", "KERNEL_CACHE", "KERNEL_SEED", "HTTP_LIBRARY"}
+)
 """Variables, without the prefix, that are read whatever the command."""
 _NEAR: Final = 0.7
 """Least likeness of a misspelt name (difflib's ratio): PROT and PORT have 0.75; KEYS, a variable of

@@ -33,10 +33,31 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False, slots=True)
+class NodeLink:
+    """Link of a worker that joined over TCP, now or last."""
+
+    host: str
+    """Name of the node, for people."""
+    address: str
+    bytes_s: float | None
+    """Rate that the node measured; None: not yet."""
+    cache_bytes: int
+    """Bytes of operands that the node may keep."""
+    fetched_bytes: int = 0
+    """Bytes of operands that it was sent."""
+    returned_bytes: int = 0
+    """Bytes of results that came from it."""
+    stale_results: int = 0
+    """Results that were refused: the work was somebody else's by then."""
+
+
+@dataclass(eq=False, slots=True)
 class Worker:
     """One device's worker as the front sees it; lives on across restarts of the process."""
 
     id: str
+    link: NodeLink | None = None
+    """How it is reached, where it joined from another host; None: its process is one of the supervisor's."""
     ready: bool = False
     spec: DeviceSpec | None = None
     """Device, as the first hello described it, None until then; kept while the worker restarts."""
@@ -130,6 +151,9 @@ class ExecutorOwner(Protocol):
 
     def worker_ready(self, worker: Worker) -> None:
         """Called when a worker said hello: it takes tasks from now on."""
+
+    def worker_gone(self, worker: Worker) -> None:
+        """Called when a lost worker is no more among the executor's: nobody expects it back."""
 
     def worker_lost(self, worker: Worker) -> None:
         """Called when a worker's process is gone; what it had not answered will never be."""

@@ -128,6 +128,7 @@ class Work:
     task: str
     extents: list[ExtentRow]
     parts: list[Part]
+    attempt: Annotated[int, Field(description="how often the task has been sent, this time included")] = 0
     verify: bool = False
     defer: Annotated[
         bool,
@@ -215,7 +216,7 @@ class Beat(_Message):
 
     kind: Literal["beat"] = "beat"
     task: str | None = Field(None, description="that it is at")
-    progress: int = Field(0, description="parts of the task that are done; grows")
+    progress: int = Field(0, ge=0, lt=1 << 63, description="parts of the task that are done; grows")
     share: float = Field(0.0, description="share of the task that is done, 0 to 1, where it has steps")
     registered: int = Field(0, description="bytes of the host arena that its device copies to straight")
     prepares: bool = Field(default=False, description="kernels of likely products are still being loaded ahead")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -11,7 +12,7 @@ from gemmserve_service.jobs.job_queue import SqliteQueue
 from gemmserve_service.jobs.jobs import Jobs
 from gemmserve_service.runtime import clock
 from gemmserve_service.scheduling.scheduler import Scheduler
-from gemmserve_service.schemas import Device, DeviceHealth
+from gemmserve_service.schemas import Device, DeviceHealth, DeviceLink
 from gemmserve_service.store.array_store import ArrayStore
 from gemmserve_service.store.database.database import Database
 from gemmserve_service.store.quotas import Quotas
@@ -21,7 +22,7 @@ from gemmserve_service.tenancy.keyring import KeyringError, KeyringWatch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gemmserve_service.executor.port import Executor
+    from gemmserve_service.executor.port import Executor, Worker
     from gemmserve_service.jobs.observers import Observer
     from gemmserve_service.jobs.one_shot import EndedJob
     from gemmserve_service.runtime.tracing.spans import Tracing
@@ -45,6 +46,13 @@ _MAKE_ROOM: Final = (
 log = logging.getLogger(__name__)
 
 
+def state_of(worker: Worker) -> str:
+    """Return a worker's state in a word: ready; starting; away, where it joined and its link has ended."""
+    if worker.ready:
+        return "ready"
+    return "starting" if worker.link is None else "away"
+
+
 class Unready(NamedTuple):
     """Reason for which the server is not ready, and what to do about it."""
 
@@ -59,17 +67,22 @@ class Core:
     """
 
     def __init__(
-        self, settings: Settings, executor: Executor, arena: Arena | None = None, tracing: Tracing | None = None
+        self,
+        settings: Settings,
+        executor: Executor,
+        arena: Arena | None = None,
+        tracing: Tracing | None = None,
+        keyring: KeyringWatch | None = None,
     ) -> None:
         """`arena`: host memory that results come to from accelerators, where there is any. `tracing`: None: no
-        request is traced.
+        request is traced. `keyring`: where the executor looks at the keys too.
         """
         self.settings = settings
         self.executor = executor
         self.tracing = tracing
         self.observers: list[Observer] = []
         self.database = Database(settings.data_dir / "gemmserve.sqlite", durability=settings.durability)
-        self.keyring = KeyringWatch(settings.data_dir, settings.keys_file)
+        self.keyring = keyring or KeyringWatch(settings.data_dir, settings.keys_file)
         self.quotas = Quotas(self.keyring.quota, self.database)
         self.store = ArrayStore(settings, self.database, self.quotas, arena)
         self.uploads = ResumableUploads(settings, self.store, self.database, self.quotas)
@@ -183,7 +196,7 @@ class Core:
         return [
             Device(
                 id=worker.id,
-                state="ready" if worker.ready else "starting",
+                state=state_of(worker),
                 spec=worker.spec_fields,
                 compute_modes=tuple(worker.spec_fields.get("compute_modes", ())),
                 memory_total=int(worker.spec_fields.get("memory_bytes", 0)),
@@ -192,6 +205,7 @@ class Core:
                 verified_error=worker.verified_error,
                 restarts=worker.restarts,
                 health=worker.health if worker.ready else DeviceHealth(),
+                link=None if worker.link is None else DeviceLink(**asdict(worker.link)),
             )
             for worker in self.executor.workers()
         ]

@@ -1,15 +1,18 @@
-"""The server's commands, which the client's command line finds by entry point: `serve`, `doctor` and `probe`."""
+"""The server's commands, which the client's command line finds by entry point: `serve`, `worker`, `doctor`, `probe`."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import socket
 import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from pydantic import ValidationError
 
-from gemmserve_service.settings import Settings
+from gemmserve_service.settings import Settings, parse_size
 
 if TYPE_CHECKING:
     import argparse
@@ -115,6 +118,109 @@ class Probe:
         return 0
 
 
+class Worker:
+    """`gemmserve worker`: a worker on this node for a front elsewhere."""
+
+    name = "worker"
+    help = "join a server elsewhere with this node's devices, until SIGTERM"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--join", metavar="URL", required=True, help="the server's port for workers: https://host:port, or http://"
+        )
+        parser.add_argument(
+            "--token-file",
+            dest="join_token_file",
+            type=Path,
+            metavar="FILE",
+            help="file with a key of the scope worker; GEMMSERVE_JOIN_TOKEN holds the key itself",
+        )
+        parser.add_argument(
+            "--device", default="auto", metavar="TEXT", help="as of `serve`; auto: every accelerator, else the CPU"
+        )
+        parser.add_argument(
+            "--name", dest="worker_name", metavar="NAME", help="name of this node (default: its host name)"
+        )
+        parser.add_argument(
+            "--memory",
+            dest="worker_memory",
+            metavar="SIZE",
+            help="host memory of each device for results and operands, which are kept; default: a quarter of the "
+            "machine's for all",
+        )
+        parser.add_argument(
+            "--ca-file", type=Path, metavar="FILE", help="PEM file of certificates to verify the server's by"
+        )
+        parser.add_argument(
+            "--join-insecure",
+            action="store_true",
+            default=False,
+            help="join http:// beyond loopback: whoever is on the way reads the token and arrays",
+        )
+        parser.add_argument(
+            "--result-inline",
+            default="64K",
+            metavar="SIZE",
+            help="bytes of a task's results up to which they go with the answer, 64K at most (default 64K)",
+        )
+        for name in ("drain_s", "log_level"):
+            field = Settings.model_fields[name]
+            parser.add_argument(
+                "--" + name.replace("_", "-"),
+                metavar=_metavar(field),
+                help=f"{field.description} (default {_default(field)})",
+            )
+        parser.add_argument("--log-json", action="store_true", default=None, help="log JSON lines instead of text")
+
+    def run(self, args: argparse.Namespace, context: Context) -> int:
+        given = {name: getattr(args, name) for name in ("device", "drain_s", "log_level", "log_json")}
+        settings = _settings({name: value for name, value in given.items() if value is not None}, context.console)
+        if settings is None:
+            return _USAGE
+        from gemmserve_service.processes.node import devices_of, run_node
+        from gemmserve_service.runtime.handoff import AgentHandoff
+        from gemmserve_service.runtime.start_error import StartError
+        from gemmserve_service.runtime.tuning import host_memory
+
+        try:
+            devices = devices_of(settings.device)
+            given_bytes = args.worker_memory
+            memory = host_memory() // 4 // len(devices) if given_bytes is None else parse_size(given_bytes)
+            handoff = AgentHandoff(
+                settings=settings,
+                pipe_fd=-1,
+                join=args.join,
+                token=_token(args.join_token_file),
+                name=args.worker_name or _node_name(),
+                device=devices[0],
+                memory_bytes=memory,
+                inline_bytes=parse_size(args.result_inline),
+                insecure=args.join_insecure,
+                ca_file=args.ca_file,
+            )
+            return run_node(handoff, devices)
+        except (StartError, ValueError) as error:
+            context.console.error(str(error))
+            return _USAGE
+
+
+def _token(file: Path | None) -> str | None:
+    """Return the token of a file, or of the environment. Raises UsageError for a file that cannot be read."""
+    from gemmserve_service.runtime.start_error import UsageError
+
+    if file is None:
+        return os.environ.get("GEMMSERVE_JOIN_TOKEN") or None
+    try:
+        return file.expanduser().read_text("utf-8").strip()
+    except OSError as error:
+        raise UsageError(f"the token in {file} cannot be read: {error.strerror}") from error
+
+
+def _node_name() -> str:
+    """Return the host's name, as far as it can be a node's."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:63].lstrip("._-") or "node"
+
+
 def _settings(given: dict[str, Any], console: Console) -> Settings | None:
     """The settings; None when they make no sense, which the console then has been told, one line for each reason."""
     try:
@@ -143,3 +249,4 @@ def _metavar(field: FieldInfo) -> str:
 SERVE: Final = Serve()
 DOCTOR: Final = Doctor()
 PROBE: Final = Probe()
+WORKER: Final = Worker()

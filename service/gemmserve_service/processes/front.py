@@ -26,8 +26,10 @@ from gemmserve_service.runtime.tracing.provider import open_tracing
 from gemmserve_service.runtime.tuning import keep_from_collector, share_interpreter
 from gemmserve_service.store.database.migrations import SchemaTooNew
 from gemmserve_service.store.extents.arena import Arena
+from gemmserve_service.tenancy.keyring import KeyringWatch
 
 if TYPE_CHECKING:
+    from gemmserve_service.executor.port import Executor
     from gemmserve_service.http.server import Server
 
 _SIDE_CLOSE_S: Final = 1.0
@@ -70,14 +72,26 @@ async def _tell_demand(core: Core, demand_fd: int) -> None:
 async def _serve(handoff: FrontHandoff) -> bool:
     """Serve until it is told to drain. Return False if it could not start. Raises SchemaTooNew."""
     settings = handoff.settings
-    executor = LocalExecutor(socket.socket(fileno=handoff.control_fd), handoff.devices)
+    keyring = KeyringWatch(settings.data_dir, settings.keys_file)
+    local = LocalExecutor(socket.socket(fileno=handoff.control_fd), handoff.devices)
+    executor: Executor = local
+    joined = None
+    if handoff.join_fd is not None:
+        # Here, and not above: who lets no workers join loads nothing of it.
+        from gemmserve_service.executor.composed import ComposedExecutor
+        from gemmserve_service.executor.joined.executor import JoinedExecutor
+
+        joined = JoinedExecutor(socket.socket(fileno=handoff.join_fd), settings, keyring)
+        executor = ComposedExecutor(local, joined)
     arena = None
     if handoff.arena_path is not None:
         arena = Arena(handoff.arena_path, handoff.arena_bytes, writers=handoff.arena_writers)
     tracing = open_tracing(settings.trace_ratio)
-    core = Core(settings, executor, arena, tracing)
+    core = Core(settings, executor, arena, tracing, keyring)
     core.database.check()
     app = create_app(settings, core)
+    if joined is not None:
+        app.state.metrics.watch_joined(joined)
     transfers = None
     if handoff.transfer_fd is not None:
         transfers = TransferPool(socket.socket(fileno=handoff.transfer_fd), silence_s=settings.heartbeat_timeout_s)

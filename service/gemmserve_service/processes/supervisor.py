@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import selectors
 import signal
@@ -26,11 +25,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_service.processes.datadir import lock
+from gemmserve_service.processes.devices import accelerators, reason, say
 from gemmserve_service.processes.listeners import control_socket, listen, listen_here, runtime_folder, transfer_socket
 from gemmserve_service.processes.ray.join_token import read_token
 from gemmserve_service.runtime.handoff import FrontHandoff, RayHandoff, TransferHandoff, WorkerHandoff
 from gemmserve_service.runtime.start_error import StartError, UsageError
 from gemmserve_service.runtime.tuning import transfer_processes
+from gemmserve_service.settings import is_loopback
 from gemmserve_service.store.extents.memfd import arena_bytes, create_arena
 from gemmserve_service.tenancy.keyring import KeyringError, read_keyring
 
@@ -74,7 +75,7 @@ class _Child:
             self.process = self.spawn()
         except OSError as error:
             self.ended(os.EX_OSERR)
-            _say(f"{self.name} cannot be started ({error.strerror}); trying again in {self.delay:.1f} s")
+            say(f"{self.name} cannot be started ({error.strerror}); trying again in {self.delay:.1f} s")
 
     def ended(self, status: int) -> None:
         """Plans the next start, later after each short life."""
@@ -103,15 +104,30 @@ def run(settings: Settings) -> int:
         side = None
         if settings.metrics_port is not None:
             side = stack.enter_context(listen(settings.metrics_host, settings.metrics_port))
+        join = None
+        if settings.join_port is not None:
+            join = stack.enter_context(listen(settings.join_host, settings.join_port))
         unix, descriptors = listen_here(settings, stack)
         folder = runtime_folder(settings, stack)
         control = stack.enter_context(control_socket(str(folder / _CONTROL)))
         count = transfer_processes(settings.transfer_processes)
         transfers = stack.enter_context(transfer_socket(str(folder / _TRANSFER))) if count else None
-        devices = _devices(settings.device)
+        devices = _devices(settings.device, settings.executor)
         arena = _arena(arena_bytes(settings, devices), stack)
         return _Supervisor(
-            settings, lock_fd, listener, side, unix, descriptors, folder, control, transfers, count, devices, *arena
+            settings,
+            lock_fd,
+            listener,
+            side,
+            join,
+            unix,
+            descriptors,
+            folder,
+            control,
+            transfers,
+            count,
+            devices,
+            *arena,
         ).run()
 
 
@@ -121,6 +137,8 @@ class _Supervisor:
     lock_fd: int
     listener: socket.socket
     side: socket.socket | None
+    join: socket.socket | None
+    """The port by which workers join."""
     unix: socket.socket | None
     descriptors: socket.socket | None
     folder: Path
@@ -209,9 +227,11 @@ class _Supervisor:
             side = "" if self.side is None else f"; metrics: {_url('http', self.side)}"
             if self.unix is not None:
                 side += f"; socket: unix:{self.settings.uds}"
+            if self.join is not None:
+                side += f"; workers join: {_url(scheme, self.join)}"
             where = _url(scheme, self.listener)
             with contextlib.suppress(OSError):
-                print(f"gemmserve ready on {where} (devices: {', '.join(self.devices)}{side})", flush=True)
+                print(f"gemmserve ready on {where} (devices: {', '.join(self.devices) or 'none'}{side})", flush=True)
 
     def _watch_front(self) -> None:
         """Kills a front that has fallen silent: its event loop stands still, and with it every client."""
@@ -220,7 +240,7 @@ class _Supervisor:
             self.heard = now  # this process was stopped itself, or the machine slept
         self.looked = now
         if self.heard is not None and now - self.heard > timeout_s and self.front.process is not None:
-            _say(f"the front gave no sign of life for {now - self.heard:.1f} s; killing it")
+            say(f"the front gave no sign of life for {now - self.heard:.1f} s; killing it")
             self.front.process.kill()
             self.heard = None
 
@@ -263,12 +283,14 @@ class _Supervisor:
                         transfer.process.kill()
                         transfer.doomed = True
             if self.stopping is None:
-                _say(f"{child.name} ended ({_reason(status)}); starting it again in {child.delay:.1f} s")
+                say(f"{child.name} ended ({reason(status)}); starting it again in {child.delay:.1f} s")
         if self.announced or self.stopping is not None:
             return
         if self.front.failures >= _FRONT_TRIES:
             raise StartError(f"the front ended {_FRONT_TRIES} times before it was ready; its log above says why")
-        if all(child.process is None and child.last_status == os.EX_UNAVAILABLE for child in self.workers):
+        if self.workers and all(
+            child.process is None and child.last_status == os.EX_UNAVAILABLE for child in self.workers
+        ):
             raise StartError(f"no device can be used ({', '.join(self.devices)}); `gemmserve doctor` explains")
 
     def _end_bridges(self) -> None:
@@ -303,6 +325,7 @@ class _Supervisor:
             descriptors_fd=None if self.descriptors is None else self.descriptors.fileno(),
             transfer_fd=None if self.transfer_socket is None else self.transfer_socket.fileno(),
             control_fd=self.control.fileno(),
+            join_fd=None if self.join is None else self.join.fileno(),
             ready_fd=self.ready[1],
             demand_fd=None if self.demand is None else self.demand[1],
             devices=self.devices,
@@ -312,7 +335,7 @@ class _Supervisor:
         )
         fds: tuple[int, ...] = (self.lock_fd, self.pipe[0], handoff.listen_fd, handoff.control_fd, handoff.ready_fd)
         others: tuple[int | None, ...] = (handoff.side_fd, handoff.unix_fd, handoff.descriptors_fd, handoff.transfer_fd)
-        others += (handoff.demand_fd,)
+        others += (handoff.demand_fd, handoff.join_fd)
         fds += tuple(fd for fd in others if fd is not None)
         return _spawn("gemmserve_service.processes.front", handoff.model_dump_json(), fds, _without_threads())
 
@@ -363,7 +386,7 @@ def _spawn(module: str, text: str, fds: tuple[int, ...], environment: dict[str, 
         process.stdin.write(text.encode())
         process.stdin.close()
     except BrokenPipeError:
-        _say(f"{module} ended before it read its settings")
+        say(f"{module} ended before it read its settings")
     return process
 
 
@@ -380,6 +403,13 @@ def check_keys(settings: Settings) -> None:
         raise UsageError(
             f"host {settings.host} can be reached by others and there are no API keys: make one with "
             "`gemmserve keys create`, listen on 127.0.0.1, or give --allow-unauthenticated"
+        )
+    if settings.join_port is None or keyring.closed or settings.allow_unauthenticated:
+        return
+    if not is_loopback(settings.join_host):
+        raise UsageError(
+            f"workers may join from other hosts by {settings.join_host}, and there are no keys: make one with "
+            "`gemmserve keys create --scope worker`, or give --allow-unauthenticated"
         )
 
 
@@ -430,20 +460,15 @@ def _url(scheme: str, listener: socket.socket) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _devices(device: str) -> list[str]:
-    """The worker names: what the setting lists; for "auto" every accelerator, else the CPU."""
+def _devices(device: str, executor: str) -> list[str]:
+    """The worker names: what the setting lists; for "auto" every accelerator, else the CPU. Where Ray has the devices,
+    "auto" is none: two workers would share each of this machine's.
+    """
+    if device == "none" or (device == "auto" and executor == "ray"):
+        return []
     if device != "auto":
         return device.split(",")
-    if importlib.util.find_spec("cupy") is None:
-        return ["cpu"]
-    probe = subprocess.run(
-        [sys.executable, "-m", "gemmserve_service.executor.worker", "--probe"], stdout=subprocess.PIPE, check=False
-    )
-    if probe.returncode:
-        _say(f"looking for accelerators failed ({_reason(probe.returncode)}); using the CPU")
-        return ["cpu"]
-    names: list[str] = json.loads(probe.stdout.splitlines()[-1])  # whatever libraries may print before
-    return names or ["cpu"]
+    return accelerators() or ["cpu"]
 
 
 def _arena(nbytes: int, stack: ExitStack) -> tuple[str | None, int]:
@@ -453,16 +478,7 @@ def _arena(nbytes: int, stack: ExitStack) -> tuple[str | None, int]:
     try:
         fd = create_arena(nbytes)
     except OSError as error:
-        _say(f"no memory for results ({error.strerror}); they go to files at once")
+        say(f"no memory for results ({error.strerror}); they go to files at once")
         return None, 0
     stack.callback(os.close, fd)
     return f"/proc/{os.getpid()}/fd/{fd}", nbytes
-
-
-def _reason(status: int) -> str:
-    return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # a log on a full disk
-        print(f"gemmserve: {text}", file=sys.stderr, flush=True)

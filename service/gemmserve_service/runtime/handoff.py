@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path  # noqa: TC003 (pydantic resolves it at run time)
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from gemmserve_service.runtime.tuning import exit_with, keep_freed_memory, raise_file_limit
 from gemmserve_service.settings import Settings  # noqa: TC001 (pydantic resolves it at run time)
@@ -44,6 +45,8 @@ class FrontHandoff(_Handoff):
     transfer_fd: int | None = None
     """The socket that transfer processes connect to, where there are any."""
     control_fd: int
+    join_fd: int | None = None
+    """The socket of the port by which workers join, where there is one."""
     ready_fd: int
     """A pipe to the supervisor: "1" once the front answers and a worker is ready, "." every second besides."""
     demand_fd: int | None = None
@@ -80,3 +83,22 @@ class WorkerHandoff(_Handoff):
     arena_path: str | None = None
     """Likewise."""
     arena_bytes: int = 0
+
+
+class AgentHandoff(_Handoff):
+    """Handoff to the agent of one device of a node that joins a front; with `pipe_fd` -1 it has no parent."""
+
+    join: str
+    """URL of the front's port for workers."""
+    token: str | None = Field(None, repr=False)
+    name: str
+    """Name of the node."""
+    device: str
+    memory_bytes: int
+    """Memory for operands and results on the node."""
+    inline_bytes: int
+    """Bytes of a task's results that go to the front with the answer."""
+    insecure: bool = False
+    """Whether it may join without TLS beyond loopback."""
+    ca_file: Path | None = None
+    """PEM file of the certificates that the front's is verified by; None: the system's."""

@@ -10,6 +10,7 @@ Everything here happens in the event loop's thread.
 from __future__ import annotations
 
 import heapq
+import itertools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ class Fleet:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._places: dict[Worker, int] = {}
-        """Places of the workers among the executor's: of two that could run a task the first does."""
+        """Places of the workers, those that the executor has named first before others: of two that could run a task
+        the first does. No two have ever the same."""
+        self._next_place = itertools.count()
         self._open: list[tuple[int, Worker]] = []
         self._in_heap: set[Worker] = set()
         self._idle: set[Worker] = set()
@@ -39,6 +42,8 @@ class Fleet:
         self._held: dict[Worker, set[str]] = {}
         self.running = 0
         """Tasks that workers have."""
+        self._here: set[Worker] = set()
+        """Ready workers of the front's own host."""
 
     # -- workers ----------------------------------------------------------------------------------------------------
 
@@ -48,6 +53,11 @@ class Fleet:
         return len(self._known) < len(self._executor.workers())
 
     @property
+    def here(self) -> bool:
+        """Whether a worker of the front's own host is ready: to it the store's arrays do not come over a network."""
+        return bool(self._here)
+
+    @property
     def idle(self) -> int:
         """Workers that are ready and have no task."""
         return len(self._idle)
@@ -55,11 +65,14 @@ class Fleet:
     def ready(self, worker: Worker) -> None:
         """Note that a worker takes tasks from now on; its device may be another than before, and has no copies."""
         if worker not in self._places:
-            self._places = {each: place for place, each in enumerate(self._executor.workers())}
+            for each in self._executor.workers():
+                if each not in self._places:
+                    self._places[each] = next(self._next_place)
         self._known[worker] = None
-        self.representatives = list({each.device_class: each for each in self._known}.values())
-        self.result_bytes = max(each.result_bytes for each in self._known)
+        self._look()
         self._drop_copies(worker)
+        if worker.link is None:
+            self._here.add(worker)
         if not worker.tasks:
             self._idle.add(worker)
         self.open(worker)
@@ -69,7 +82,14 @@ class Fleet:
         self.running -= tasks
         self._idle.discard(worker)
         self._in_heap.discard(worker)
+        self._here.discard(worker)
         self._drop_copies(worker)
+
+    def gone(self, worker: Worker) -> None:
+        """Note that a lost worker is expected no longer: what it has nobody else has is no reason to wait."""
+        self._known.pop(worker, None)
+        self._places.pop(worker, None)
+        self._look()
 
     def began(self, worker: Worker) -> None:
         """Note that a worker was sent a task."""
@@ -137,6 +157,11 @@ class Fleet:
             self._held[worker].discard(array)
 
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        known = sorted(self._known, key=lambda each: each.link is None)  # of a class, this host's rather than others
+        self.representatives = list({each.device_class: each for each in known}.values())
+        self.result_bytes = max((each.result_bytes for each in self._known), default=0)
 
     def _drop_copies(self, worker: Worker) -> None:
         for array in self._held.pop(worker, ()):

@@ -1,4 +1,6 @@
-"""Rates at which devices are brought operands from the store: of a probe of this host, or of a known device."""
+"""Rates at which devices are brought operands from the store: of a probe of this host, or of a known device; and of the
+link to the host of a worker that joined, as that has measured it.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
 DEFAULT_RATE: Final = 10e9
 """Bytes a second to a device of which nothing is known, about; also to a CPU, whose copies are page faults."""
+DEFAULT_LINK: Final = 125e6
+"""Bytes a second to a host that has not measured it: 1 Gb/s."""
 
 
 class Links:
@@ -25,7 +29,16 @@ class Links:
         self._rates: dict[int, float] = {}
 
     def rate(self, worker: Worker) -> float:
-        """Return the rate of a worker's device; workers of equal devices have the same."""
+        """Return the rate of a worker's device; workers of equal devices have the same on this host. What comes over a
+        network goes one way after the other: it is whole on its host before it goes to the device.
+        """
+        here = self._of_device(worker)
+        if worker.link is None:
+            return here
+        over = worker.link.bytes_s or DEFAULT_LINK
+        return here * over / (here + over)
+
+    def _of_device(self, worker: Worker) -> float:
         if worker.spec is None:
             return DEFAULT_RATE
         found = self._rates.get(worker.device_class)

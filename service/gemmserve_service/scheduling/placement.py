@@ -71,11 +71,15 @@ class Placement:
 
     def better_elsewhere(self, task: Task, worker: Worker) -> bool:
         """Whether another device has more of the operands, is alive, and the task has not waited long enough for it."""
-        if not task.operands or not self._fleet.has_copies or task.blocks is not None:
+        far = worker.link is not None and self._fleet.here
+        if not task.operands or not (far or self._fleet.has_copies) or task.blocks is not None:
             return False
         if any(pinned.pending is not None for pinned in task.operands.values()):
             return False  # no other device can compute with them
-        lacking = self._fleet.most_copied(task.operands.values()) - self._fleet.copied(task.operands.values(), worker)
+        operands = task.operands.values()
+        # To this host's workers the store is at hand; what is to go to another's crosses the link first.
+        most = sum(each.info.nbytes for each in operands) if far else self._fleet.most_copied(operands)
+        lacking = most - self._fleet.copied(operands, worker)
         patience_s = min(lacking / self._links.rate(worker), _MAX_WAIT_S)
         if patience_s < _MIN_WAIT_S:
             return False

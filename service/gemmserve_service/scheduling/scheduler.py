@@ -293,6 +293,13 @@ class Scheduler:
                     self._suspects.add(task.whole)
         self._settle()
 
+    def worker_gone(self, worker: Worker) -> None:
+        """Called when a lost worker is expected no longer."""
+        self.fleet.gone(worker)
+        self.writes.worker_gone(worker)
+        self._lost_workers.pop(worker.id, None)
+        self._dispatch()
+
     def task_ended(self, worker: Worker, answer: Done | Failed, *, more: bool = False) -> None:
         """Called when a worker answered a task. `more`: `answers_over` follows, which finds workers something to do:
         once for all answers that came together.
@@ -599,7 +606,9 @@ class Scheduler:
         self.fleet.began(worker)
         chosen = task.plans[worker.device_class]
         assert not isinstance(chosen, KernelError)  # _take saw to it
-        return task.message(chosen, verify=verify)
+        work = task.message(chosen, verify=verify)
+        work.attempt = task.attempt
+        return work
 
     def _expire(self, task: Task) -> None:
         self._drop(task, JobTimeout(f"the deadline of {task.timeout_s:g} s passed"))

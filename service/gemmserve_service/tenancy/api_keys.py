@@ -41,6 +41,8 @@ class Scope(StrEnum):
     """Upload, multiply, cancel, delete."""
     ADMIN = "admin"
     """Both, and everybody's arrays and jobs where it asks for them."""
+    WORKER = "worker"
+    """Join as a worker, and nothing else: it is the only scope of its keys."""
 
 
 class KeyMalformed(ValueError):  # noqa: N818 (says what is the case)

@@ -64,7 +64,8 @@ class Keys:
             dest="key_scopes",
             default="read,submit",
             metavar="LIST",
-            help="read (look, download), submit (upload, multiply, delete), admin; default read,submit",
+            help="read (look, download), submit (upload, multiply, delete), admin; or worker alone (join as "
+            "a worker, nothing else); default read,submit",
         )
         create.add_argument(
             "--expires-in", dest="key_life", metavar="TIME", help="life, as in 12h, 90d; default: until revoked"
@@ -225,6 +226,8 @@ def _scopes(text: str) -> list[Scope]:
     known = [scope.value for scope in Scope]
     if not names or not set(names) <= set(known):
         raise _UsageError(f"scopes {text!r}: choose from {', '.join(known)}")
+    if Scope.WORKER in names and len(set(names)) > 1:
+        raise _UsageError("a key of the scope worker has no other: it lies on other hosts")
     return [Scope(name) for name in names]
 
 

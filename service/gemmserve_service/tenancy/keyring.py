@@ -154,6 +154,8 @@ def _record(fields: list[str], created_at: float) -> tuple[str, KeyRecord]:
     known = {scope.value: scope for scope in Scope}
     if not all(each in known for each in scopes.split(",")):
         raise ValueError(f"unknown scopes; there are {', '.join(known)}")
+    if Scope.WORKER in scopes.split(",") and scopes != Scope.WORKER:
+        raise ValueError("a key of the scope worker has no other")
     return key_id, KeyRecord(
         name=name,
         owner=key_id,

@@ -12,7 +12,7 @@ import time
 import traceback
 from pathlib import Path
 
-from chaos import faults, neighbours
+from chaos import faults, joined, neighbours
 
 
 def main() -> int:
@@ -35,6 +35,23 @@ def main() -> int:
             pause_s=(0.5, 3.0),
             seed=arguments.seed,
             environment=faults.DEVICE,
+        ),
+        "joined": lambda folder: joined.joined(
+            folder,
+            jobs=arguments.jobs,
+            over_s=arguments.over_s,
+            pause_s=(0.5, 3.0),
+            cut_s=(3.0, 10.0),
+            seed=arguments.seed,
+        ),
+        "joined_networks": lambda folder: joined.joined(
+            folder,
+            jobs=arguments.jobs,
+            over_s=2 * arguments.over_s,
+            pause_s=(0.5, 3.0),
+            cut_s=(5.0, 60.0),
+            seed=arguments.seed,
+            bits_per_s=1e9,
         ),
         "disk_full": faults.disk_full,
         "clock_jumps": faults.clock_jumps,

@@ -107,14 +107,17 @@ class Load:
     and on until `enough` is called; a share of them is the first step of a program, and a share submitted together.
     """
 
-    def __init__(self, url: str, *, count: int, over_s: float, threads: int = 4, size: int = 512) -> None:
+    def __init__(
+        self, url: str, *, count: int, over_s: float, threads: int = 4, size: int = 512, key: str | None = None
+    ) -> None:
+        self.key = key
         self.url, self.count, self.pause_s, self.size = url, count, over_s * threads / max(count, 1), size
         rng = np.random.default_rng(1)
         self.arrays = [
             (rng.standard_normal((size, size)) + 1j * rng.standard_normal((size, size))).astype("complex64")
             for _ in range(4)
         ]
-        client = Client(url)
+        client = Client(url, key=key)
         self.ids = [client.put(array) for array in self.arrays]
         self.jobs: list[tuple[str, int, int, float]] = []
         self.errors: list[str] = []
@@ -141,7 +144,7 @@ class Load:
         return self._begun
 
     def _submit(self, seed: int) -> None:
-        client, rng = Client(self.url), random.Random(seed)
+        client, rng = Client(self.url, key=self.key), random.Random(seed)
         while True:
             number = _SEVERAL if rng.random() < _TOGETHER else 1
             with self._lock:
@@ -175,7 +178,7 @@ class Load:
         """Waits for every job that was accepted and holds its result against NumPy's."""
         for thread in self._threads:
             thread.join()
-        client, account = Client(self.url), Account(accepted=len(self.jobs))
+        client, account = Client(self.url, key=self.key), Account(accepted=len(self.jobs))
         products: dict[tuple[int, int], np.ndarray] = {}
         for job_id, a, b, alpha in self.jobs:
             info = client.wait(job_id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,21 +12,15 @@ from typing import TYPE_CHECKING
 
 import httpx
 import psutil
+from joined_workers import JoinedWorkers, all_joined, reserved_port
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 MARK = "GEMMSERVE_CHAOS_MARK"
 MODULES = {"front": "gemmserve_service.processes.front", "worker": "gemmserve_service.executor.worker"}
-
-
-def reserved_port() -> socket.socket:
-    """A port that the system gives to nobody else while this socket is open, and that a server of ours can have: one
-    that listens may stand beside one that is only bound, if both say SO_REUSEADDR."""
-    holder = socket.socket()
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind(("127.0.0.1", 0))
-    return holder
+AGENT = ("--join", "gemmserve_service.executor.agent")
+"""Words, one of which is in the command of what brings a worker of another host."""
 
 
 class Victim:
@@ -48,7 +41,18 @@ class Victim:
             MARK: self.mark,
             **environment,
         }
+        self.joined: JoinedWorkers | None = None
+        if all_joined():
+            for device in self.environment["GEMMSERVE_DEVICE"].split(","):
+                self.join().add(device)
         self.supervisor: subprocess.Popen | None = None
+
+    def join(self, host: str = "127.0.0.1") -> JoinedWorkers:
+        """The joined workers that it has instead of its own from now on, of which there are none at first."""
+        if self.joined is None:
+            self.joined = JoinedWorkers(environment=self.environment, log=self.log, host=host)
+            self.environment |= self.joined.settings
+        return self.joined
 
     def __enter__(self):
         self.start()
@@ -57,10 +61,14 @@ class Victim:
     def __exit__(self, *_):
         self.kill("all")
         self._holder.close()
+        if self.joined is not None:
+            self.joined.stop()
 
     def start(self, *, within_s: float = 120) -> float:
         """Starts it; returns the seconds until it was ready."""
         began = time.monotonic()
+        if self.joined is not None:
+            self.joined.start()
         with self.log.open("ab") as log:
             self.supervisor = subprocess.Popen(
                 [sys.executable, "-m", "gemmserve.cli", "serve"], stdout=log, stderr=log, env=self.environment
@@ -68,9 +76,11 @@ class Victim:
         return self.wait_ready(began, within_s=within_s)
 
     def stop(self, *, within_s: float = 120) -> int:
-        """SIGTERM; returns the exit status."""
+        """SIGTERM; returns the exit status, or the first other than 0 of its agents."""
         self.supervisor.terminate()
-        return self.supervisor.wait(within_s)
+        status = self.supervisor.wait(within_s)
+        joined, self.joined = self.joined, None
+        return status or max(joined.stop() if joined is not None else [0])
 
     def wait_ready(self, since: float, *, within_s: float = 120) -> float:
         """Seconds from `since` until /readyz said yes."""
@@ -88,7 +98,7 @@ class Victim:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def processes(self, kind: str = "all") -> list[psutil.Process]:
-        """supervisor, front, worker, or all."""
+        """supervisor, front, worker, agent (of a joined worker), or all."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -98,6 +108,7 @@ class Victim:
             except psutil.Error:
                 continue
             is_kind = {name: module in command for name, module in MODULES.items()}
+            is_kind["agent"] = not any(is_kind.values()) and any(word in command for word in AGENT)
             is_kind |= {"supervisor": not any(is_kind.values()), "all": True}
             if is_kind[kind]:
                 found.append(process)
@@ -121,6 +132,8 @@ class Victim:
         before = {process.pid for process in self.processes(kind)}
         began = time.monotonic()
         self.kill(kind)
+        if kind == "agent" and self.joined is not None:
+            self.joined.start()
         if kind in {"supervisor", "all"}:
             self.start()
             return time.monotonic() - began

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
+    from gemmserve_service.executor.joined.executor import JoinedExecutor
     from gemmserve_service.http.transfer.pool import TransferPool
     from gemmserve_service.jobs.core import Core
     from gemmserve_service.jobs.one_shot import EndedJob
@@ -136,6 +137,10 @@ class Metrics:
         """Shows what the transfer processes do."""
         self.registry.register(_Transfers(transfers))
 
+    def watch_joined(self, joined: JoinedExecutor) -> None:
+        """Shows what goes on by the join port."""
+        self.registry.register(_Joined(joined))
+
     def render(self, accept: str | None) -> tuple[bytes, str]:
         """The exposition and its content type: OpenMetrics where `accept` asks for it, else Prometheus text."""
         encode, content_type = choose_encoder(accept or "")
@@ -186,7 +191,11 @@ class _Gauges(Collector):
         ):
             yield GaugeMetricFamily(f"gemmserve_{name}", text, value=value)
         for name, text, value in (
-            ("worker_restarts", "Workers started again.", sum(worker.restarts for worker in workers)),
+            (
+                "worker_restarts",
+                "Workers started again.",
+                sum(worker.restarts for worker in workers if worker.link is None),
+            ),
             ("workers_killed", "Workers killed because they hung.", scheduler.watchdog.killed),
             (
                 "results_recomputed",
@@ -283,3 +292,36 @@ class _Transfers(Collector):
             ("transfer_processes_killed", "Transfer processes killed because they hung.", transfers.killed),
         ):
             yield CounterMetricFamily(f"gemmserve_{name}", text, value=value)
+
+
+class _Joined(Collector):
+    """Counts and state of workers that joined."""
+
+    def __init__(self, joined: JoinedExecutor) -> None:
+        self._joined = joined
+
+    def describe(self) -> list[Metric]:
+        """Return nothing at registration, as above."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """One snapshot."""
+        joined, workers = self._joined.counts, self._joined.workers()
+        ready = sum(worker.ready for worker in workers)
+        family = GaugeMetricFamily("gemmserve_joined_workers", "Workers that joined over TCP.", labels=["state"])
+        family.add_metric(["ready"], ready)
+        family.add_metric(["away"], len(workers) - ready)
+        yield family
+        for name, text, value in (
+            ("joins", "Links by which workers joined.", joined.joined),
+            ("joins_refused", "Workers that were not let in.", joined.refused),
+            ("joined_workers_lost", "Links of ready workers that ended.", joined.lost),
+            ("join_fetched_bytes", "Bytes of operands that nodes were sent.", joined.fetched_bytes),
+            ("join_returned_bytes", "Bytes of results that came from nodes.", joined.returned_bytes),
+            ("stale_results", "Results that were refused: the work was somebody else's.", joined.stale_results),
+        ):
+            yield CounterMetricFamily(f"gemmserve_{name}", text, value=value)
+        rates = [(worker.id, worker.link) for worker in workers if worker.link is not None]
+        yield _by_device(
+            GaugeMetricFamily, "link_bytes_per_second", "Rate of the link to it, as measured.", rates, "bytes_s"
+        )

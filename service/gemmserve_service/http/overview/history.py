@@ -30,8 +30,12 @@ _NOTHING: Final = math.nan
 class History:
     """Rings of numbers, eight bytes each: what is kept does not depend on what the server does."""
 
-    def __init__(self, counts: Callable[[], dict[str, float]], recent: Recent, workers: Sequence[Worker]) -> None:
-        """`counts()`: totals since the start by the names of the series that are rates."""
+    def __init__(
+        self, counts: Callable[[], dict[str, float]], recent: Recent, workers: Callable[[], Sequence[Worker]]
+    ) -> None:
+        """`counts()`: totals since the start by the names of the series that are rates. `workers()`: all that there are
+        now.
+        """
         self._counts = counts
         self._recent = recent
         self._workers = workers
@@ -39,7 +43,8 @@ class History:
         self._before_at = time.monotonic()
         names = [*self._before, *(f"{phase}_{rank}" for phase in _PHASES for rank in ("p50", "p99"))]
         self._rings = {name: array("d", [_NOTHING]) * POINTS for name in names}
-        self._utilisation = [array("d", [_NOTHING]) * POINTS for _ in workers]
+        self._utilisation: dict[Worker, array[float]] = {}
+        """Of the workers that there were at the last point, in their order."""
         self._made = 0
         """Points so far."""
         self._end = clock.time()
@@ -52,12 +57,13 @@ class History:
         now, counts = time.monotonic(), self._counts()
         elapsed_s = max(now - self._before_at, 1e-3)
         for _ in range(min(round(elapsed_s / STEP_S) - 1, POINTS)):
-            self._put({}, [])
+            self._put({}, ())
         values = {name: (count - self._before[name]) / elapsed_s for name, count in counts.items()}
         values |= _percentiles(self._recent.take_sample())
-        use = [worker.health.utilisation if worker.ready else None for worker in self._workers]
+        workers = self._workers()
+        use = [worker.health.utilisation if worker.ready else None for worker in workers]
         self._before, self._before_at, self._end = counts, now, clock.time()
-        self._put(values, use)
+        self._put(values, workers)
         series = {name: _known(ring[(self._made - 1) % POINTS]) for name, ring in self._rings.items()}
         return Point(time=self._end, series=PointSeries.model_validate({**series, "utilisation": use}))
 
@@ -65,17 +71,20 @@ class History:
         """Return the JSON of `schemas.History`; made once a point, whoever asks."""
         if self._rendered is None:
             series: dict[str, object] = {name: self._read(ring) for name, ring in self._rings.items()}
-            series["utilisation"] = [self._read(ring) for ring in self._utilisation]
+            series["utilisation"] = [self._read(ring) for ring in self._utilisation.values()]
             document = {"step": STEP_S, "end": self._end, "series": series}
             self._rendered = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
         return self._rendered
 
-    def _put(self, values: dict[str, float], use: Sequence[float | None]) -> None:
+    def _put(self, values: dict[str, float], workers: Sequence[Worker]) -> None:
         place = self._made % POINTS
         for name, ring in self._rings.items():
             ring[place] = float(f"{values.get(name, _NOTHING):.{_DIGITS}g}")
-        for number, ring in enumerate(self._utilisation):
-            known = use[number] if number < len(use) else None
+        if workers:
+            rings, nothing = self._utilisation, array("d", [_NOTHING])
+            self._utilisation = {each: rings.get(each) or nothing * POINTS for each in workers}
+        for worker, ring in self._utilisation.items():
+            known = worker.health.utilisation if workers and worker.ready else None
             ring[place] = _NOTHING if known is None else round(known, 4)
         self._made += 1
         self._rendered = None

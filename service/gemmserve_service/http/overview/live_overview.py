@@ -25,7 +25,7 @@ class LiveOverview:
         self._core = core
         self._recent = Recent()
         core.observers.append(self._recent)
-        self.history = History(metrics.totals, self._recent, core.executor.workers())
+        self.history = History(metrics.totals, self._recent, core.executor.workers)
         self.stream = Stream(core, self._recent)
         core.on_drain.append(self.stream.end)
         self._background = Background()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gemmserve_service.schemas import DeviceLink  # noqa: TC001 (pydantic resolves it at run time)
+
 Figures = list[float | None]
 
 
@@ -35,7 +37,7 @@ class OverviewDevice(_Model):
     id: str = Field(examples=["cuda:0"])
     name: str = Field(examples=["NVIDIA H200"])
     backend: str = Field(examples=["cuda"])
-    state: str = Field(description="ready, or starting (also after a crash)")
+    state: str = Field(description="ready, starting (also after a crash), or away, as in /v1/devices")
     memory_bytes: int | None
     memory_used_bytes: int = Field(description="by this server's worker")
     resident_bytes: int | None = Field(description="of them, copies of arrays and what was prepared of them")
@@ -47,6 +49,7 @@ class OverviewDevice(_Model):
     clock_hertz: float | None = None
     health: list[str] = Field(description="what is wrong with it, in words")
     running: list[Running] = Field(description="oldest first, sixteen at most")
+    link: DeviceLink | None = Field(None, description="as /v1/devices has it; null: a device of the server's own host")
 
 
 class OwnerQueue(_Model):
@@ -118,7 +121,7 @@ class Series(_Model):
     computing_p99: Figures
     total_p50: Figures = Field(description="queue, compilers and device together")
     total_p99: Figures
-    utilisation: list[Figures] = Field(description="one list a device")
+    utilisation: list[Figures] = Field(description="one list a device, in the order of `devices`")
 
 
 class History(_Model):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
@@ -20,9 +20,11 @@ from gemmserve_service.http.overview.schemas import (
     Running,
     Space,
 )
+from gemmserve_service.jobs.core import state_of
 from gemmserve_service.programs import Program
 from gemmserve_service.remedies import remedy
 from gemmserve_service.runtime import clock
+from gemmserve_service.schemas import DeviceLink
 from gemmserve_service.tenancy.api_keys import Scope
 
 if TYPE_CHECKING:
@@ -113,13 +115,14 @@ class Snapshot:
             index=index,
             id=worker.id,
             name=worker.id if spec is None else spec.name,
-            backend=worker.id.partition(":")[0],
-            state="ready" if worker.ready else "starting",
+            backend=worker.id.rpartition("/")[2].partition(":")[0],
+            state=state_of(worker),
             memory_bytes=None if spec is None else spec.memory_bytes,
             memory_used_bytes=worker.memory_used,
             resident_bytes=None if worker.kept is None else worker.kept.used,
             health=list(health.warnings) if worker.ready else [],
             running=[self._running(task, view) for task in tasks],
+            link=None if worker.link is None else DeviceLink(**asdict(worker.link)),
             **sensors,
         )
 

@@ -173,6 +173,8 @@ class Bridge:
         device = _DEVICES[settings.ray_device]
         arguments = ["-m", "gemmserve.cli", "worker", "--join", self._join_url]
         arguments += ["--device", device, "--name", f"ray-{number}"]
+        if settings.join_insecure:
+            arguments.append("--join-insecure")
         threads = max(1, int(settings.ray_cpus)) if settings.ray_device == "cpu" else None
         return Order(
             arguments=arguments,

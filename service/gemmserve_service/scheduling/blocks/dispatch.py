@@ -1,4 +1,4 @@
-"""Dispatch of large products: which of them are cut into blocks, which devices compute those, who takes the next."""
+"""Dispatch of large products: which of them are cut into blocks, which devices compute those, who has the next."""
 
 from __future__ import annotations
 
@@ -46,8 +46,12 @@ class BlockDispatch:
         self._gone = gone
 
     def divide(self, task: Task) -> Blocks | None:
-        """Cut a product into blocks that is so large; return those that it has."""
-        if isinstance(task.problem, GemmProblem) and task.size[1] >= self.rule.min_flops:
+        """Cut a product into blocks that is so large; return those that it has. Blocks are this host's: where all
+        workers have joined from others, one of these has all of it, which computes it by the same blocks.
+        """
+        large = isinstance(task.problem, GemmProblem) and task.size[1] >= self.rule.min_flops
+        if large and any(each.link is None for each in self._executor.workers()):
+            assert isinstance(task.problem, GemmProblem)
             grid = Grid.of(task.problem, self.rule)
             if grid is not None:
                 task.blocks = Blocks(task, grid, self._ended, self._gone)
@@ -57,12 +61,14 @@ class BlockDispatch:
         """Whether a worker may have one of those blocks now; all go to the devices that are through first, which are
         chosen before the first of them, and again when there are none of these any more.
         """
-        known = self._fleet.representatives
+        if worker.link is not None:
+            return False
+        known = [each for each in self._fleet.representatives if each.link is None]
         if blocks.device_class is None or not (
             blocks.under_way or any(each.device_class == blocks.device_class for each in known)
         ):
             able = [each for each in known if isinstance(self._placement.plan(blocks.typical, each), Plan)]
-            alike = Counter(each.device_class for each in self._executor.workers() if each.ready)
+            alike = Counter(each.device_class for each in self._executor.workers() if each.ready and each.link is None)
 
             def seconds(each: Worker) -> float:
                 return self._estimates.seconds(blocks.typical, each) / max(alike[each.device_class], 1)

@@ -88,7 +88,8 @@ class WriteBack:
         self._dispatch = dispatch
         self._held: dict[str, tuple[PendingResults, Worker]] = {}
         """Results that a device has, and its worker, by job."""
-        self._orders = {worker: WriteOrders(worker) for worker in executor.workers()}
+        self._orders: dict[Worker, WriteOrders] = {}
+        """Of every worker that has said hello, and is expected back if it is lost."""
         self._offering: dict[Worker, WriteOrders] = {}
         """Those that have results which may be written."""
         self._spill = Spill(store, lambda pending: self._handle(pending, Event.WRITTEN))
@@ -168,9 +169,16 @@ class WriteBack:
 
     def worker_ready(self, worker: Worker) -> None:
         """A worker said hello: it, and the process before it, have ended all that they were asked before."""
+        if worker not in self._orders:
+            self._orders[worker] = WriteOrders(worker)
         if self._store.arena is not None:
             self._store.arena.worker_ready(worker.id)
         self._order_writes()
+
+    def worker_gone(self, worker: Worker) -> None:
+        """A lost worker is expected no longer."""
+        self._orders.pop(worker, None)
+        self._offering.pop(worker, None)
 
     def worker_lost(self, worker: Worker) -> None:
         """A worker's memory is gone, and with it what it held."""
@@ -184,6 +192,8 @@ class WriteBack:
                 self._arena.quarantine(place, worker.id)
             pending.places = {}
             self._handle(pending, Event.WORKER_LOST)
+        if worker.link is not None and self._store.arena is not None:
+            self._store.arena.worker_ready(worker.id)  # nothing that it sends is taken: it writes nowhere
         if held:
             log.warning("worker %s took results of %d jobs with it that were not written yet", worker.id, len(held))
 

@@ -19,7 +19,7 @@ import pytest
 from live_server import LiveServer, until
 from standing import stand_still
 
-from gemmserve_service.processes import datadir, listeners, supervisor
+from gemmserve_service.processes import datadir, devices, listeners, supervisor
 from gemmserve_service.runtime.start_error import StartError
 from gemmserve_service.settings import Settings
 
@@ -79,8 +79,8 @@ def test_a_process_that_the_system_does_not_give_is_asked_for_again(clock, capsy
 
 
 def test_reasons():
-    assert supervisor._reason(3) == "status 3"
-    assert supervisor._reason(-signal.SIGKILL) == "signal SIGKILL"
+    assert devices.reason(3) == "status 3"
+    assert devices.reason(-signal.SIGKILL) == "signal SIGKILL"
 
 
 # -- the lock -------------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_a_socket_path_too_long_is_refused():
 
 def test_devices_that_are_named(monkeypatch):
     assert supervisor._devices("cuda:0,cuda:1") == ["cuda:0", "cuda:1"]
-    monkeypatch.setattr(supervisor.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: None)
     assert supervisor._devices("auto") == ["cpu"]
 
 

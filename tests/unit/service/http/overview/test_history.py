@@ -25,7 +25,7 @@ class Made:
         self.totals = dict.fromkeys(("products", "flops", "bytes_in", "bytes_out"), 0.0)
         self.recent = Recent()
         self.workers = [Worker("cuda:0", ready=True), Worker("cuda:1", ready=True)]
-        self.history = History(lambda: dict(self.totals), self.recent, self.workers)
+        self.history = History(lambda: dict(self.totals), self.recent, lambda: self.workers)
 
     def advance(self, seconds=float(STEP_S)):
         self.now += seconds
@@ -51,7 +51,7 @@ def test_before_the_first_point_there_is_none(made) -> None:
     assert (document["step"], document["end"]) == (5, 1100.0)
     assert set(document["series"]) == set(schemas.Series.model_fields)
     assert document["series"]["products"] == []
-    assert document["series"]["utilisation"] == [[], []]
+    assert document["series"]["utilisation"] == []
 
 
 def test_rates_are_means_of_the_time_that_has_passed(made) -> None:

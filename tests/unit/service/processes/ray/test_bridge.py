@@ -89,7 +89,9 @@ URL = "https://front:8443"
 
 
 def settings(**given):
-    return Settings(executor="ray", ray_join_url=URL, **{"ray_jobs_per_worker": 1, "ray_idle_s": 0.0, **given})
+    return Settings(
+        executor="ray", join_port=8443, ray_join_url=URL, **{"ray_jobs_per_worker": 1, "ray_idle_s": 0.0, **given}
+    )
 
 
 def make(ray, **given):
@@ -116,6 +118,12 @@ def test_actors_are_detached_and_one_has_one_gpu():
         "-m", "gemmserve.cli", "worker", "--join", URL, "--device", "cuda:0", "--name", "ray-1"
     ]  # fmt: skip
     assert order["token"] == "gs_secret"
+
+
+def test_workers_are_told_of_a_network_without_tls():
+    ray = Ray()
+    rounds(make(ray, join_insecure=True), queued=0)
+    assert "--join-insecure" in ray.actors["worker-0"].order["arguments"]
 
 
 def test_workers_on_processors():

@@ -1,0 +1,1 @@
+"""Joined workers beside local ones: `python -m benchmarks.cluster`."""

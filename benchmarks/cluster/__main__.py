@@ -1,0 +1,269 @@
+"""Joined workers on this machine's processors: `python -m benchmarks.cluster` writes docs/benchmarks/cluster.json.
+
+Three measurements, each beside what it is compared with, in turns in the same run:
+
+- overhead: the time from a job's submission to its end, of small products whose operands are at the worker already; on
+  a server with a worker of its own, and on one whose worker has joined over TCP (loopback).
+- operands: a joined worker in a network namespace, over a veth. A job whose operand is new beside one whose operand is
+  there: the difference is the operand's way, in seconds and in processor time of front and agent. The same bytes
+  between the same namespaces by `sendall` and `recv_into`, nothing else (`bare.py`).
+- jobs: how many a second one joined worker computes, and two. Nodes, server and load share this machine's processors,
+  so that two are worth more than one only as far as there are processors.
+
+Needs root, for the namespace; without it `operands` says why it is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import platform
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import psutil
+from benchmarks.service.results import digest, write
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "examples")]
+
+import networks  # noqa: E402 (of the tests)
+from chaos.joined import worker_token  # noqa: E402
+from live_server import LiveServer  # noqa: E402
+
+OUTPUT = ROOT / "docs" / "benchmarks" / "cluster.json"
+SMALL = 64
+ROWS, COLUMNS = 16_384, 4096  # of an operand of 256 MiB, which is multiplied by one vector
+JOBS_N = 512
+AGENT = "--join"
+FRONT = "gemmserve_service.processes.front"
+
+
+class Connection:
+    """One connection to a server."""
+
+    def __init__(self, url, key=None):
+        self._http = http.client.HTTPConnection(urlsplit(url).netloc, timeout=300)
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    def ask(self, method, path, body=None, **headers):
+        """Return the answer's JSON. Raises RuntimeError for a refusal."""
+        self._http.request(method, path, body, {**self._headers, **headers})
+        answer = self._http.getresponse()
+        text = answer.read()
+        if answer.status >= 300:
+            raise RuntimeError(f"{method} {path}: {answer.status} {text[:300]!r}")
+        return json.loads(text) if text else None
+
+    def put(self, array):
+        """Store an array; return its id."""
+        shape = ",".join(map(str, array.shape))
+        kind = {"Content-Type": "application/octet-stream"}
+        return self.ask("POST", f"/v1/arrays?dtype={array.dtype.name}&shape={shape}", array.data.cast("B"), **kind)[
+            "id"
+        ]
+
+    def run(self, a, b):
+        """Multiply, and wait; return the job."""
+        body = json.dumps({"op": "gemm", "a": a, "b": b})
+        job = self.ask("POST", "/v1/jobs", body, **{"Content-Type": "application/json", "Prefer": "wait=60"})
+        if job["state"] != "succeeded":
+            raise RuntimeError(f"a job has not succeeded: {job}")
+        return job
+
+    def delete(self, array):
+        """Delete an array."""
+        self.ask("DELETE", f"/v1/arrays/{array}")
+
+
+def timed(call):
+    """Return the seconds that a call takes."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def quantiles(values):
+    """Return what is reported of times."""
+    ordered = sorted(values)
+    return {"p50": statistics.median(ordered), "p90": ordered[int(0.9 * len(ordered))], "count": len(ordered)}
+
+
+def overhead(rounds, jobs):
+    """Return times of small jobs on a worker of the server's own and on a joined one, and their difference."""
+    array = np.random.default_rng(0).standard_normal((SMALL, SMALL, 2), np.float32).view(np.complex64)[..., 0]
+    times = {"local": [], "joined": []}
+    medians = {"local": [], "joined": []}
+    with ExitStack() as stack:
+        connections = {}
+        for name in times:
+            server = stack.enter_context(LiveServer("--device", "cpu", joins=["node"] if name == "joined" else None))
+            connection = connections[name] = Connection(server.url)
+            ids = connection.put(array), connection.put(array)
+            connections[name] = connection, ids
+            for _ in range(jobs):
+                connection.run(*ids)
+        for _ in range(rounds):
+            for name in random.sample(list(times), len(times)):
+                connection, ids = connections[name]
+                found = [timed(lambda: connection.run(*ids)) for _ in range(jobs)]  # noqa: B023 (called here)
+                times[name] += found
+                medians[name].append(statistics.median(found))
+    more = [joined - local for local, joined in zip(medians["local"], medians["joined"], strict=True)]
+    return {
+        **{name: quantiles(found) for name, found in times.items()},
+        "more_p50_s": statistics.median(more),
+        "shape": [SMALL, SMALL],
+    }
+
+
+def spent(server):
+    """Return seconds of processor time of the server's front and of the node's agent, without the worker."""
+    total = 0.0
+    for process in server.processes():
+        command = process.cmdline()
+        if AGENT in command or FRONT in command or "gemmserve_service.executor.agent" in command:
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def operands(rounds, bits_per_s):
+    """Return the rate at which new operands come to a joined worker, beside bare sockets; and processor time a GiB."""
+    if (reason := networks.missing()) is not None:
+        return {"skipped": reason}
+    with ExitStack() as stack:
+        node = stack.enter_context(networks.Network(bits_per_s=bits_per_s))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        key, token = worker_token(folder, "read,submit"), worker_token(folder, "worker")
+        server = LiveServer(
+            data_dir=folder, joins=[], environment={"GEMMSERVE_JOIN_INSECURE": "1"}, join_host=node.here
+        )
+        server.joined.add("cpu", "node", node=node, GEMMSERVE_JOIN_TOKEN=token)
+        stack.enter_context(server)
+        connection = Connection(server.url, key)
+        vector = connection.put(np.ones((COLUMNS, 1), np.float32))
+        matrix = np.random.default_rng(1).standard_normal((ROWS, COLUMNS), np.float32)
+        listener = stack.enter_context(socket.create_server((node.here, 0)))
+        command = [sys.executable, str(Path(__file__).with_name("bare.py")), node.here]
+        command += [str(listener.getsockname()[1]), str(matrix.nbytes)]
+        bare = stack.enter_context(subprocess.Popen(node.command(command), stdout=subprocess.PIPE, text=True))
+        other, _ = listener.accept()
+        stack.enter_context(other)
+        rows = []
+        for number in range(rounds + 1):
+            row = {}
+            for what in random.sample(["ours", "bare"], 2):
+                if what == "bare":
+                    other.recv(1)
+                    began = time.process_time()
+                    other.sendall(matrix.data.cast("B"))
+                    seconds, cpu = json.loads(bare.stdout.readline())
+                    row["bare"] = {"seconds": seconds, "cpu_s": cpu + time.process_time() - began}
+                    continue
+                matrix[0, 0] = number
+                array = connection.put(matrix)
+                runs = []
+                for _ in range(3):  # new; there; there
+                    before = spent(server)
+                    runs.append((timed(lambda: connection.run(array, vector)), before))  # noqa: B023 (called here)
+                    runs[-1] = (runs[-1][0], spent(server) - runs[-1][1])
+                there = runs[1:]
+                row["ours"] = {
+                    "seconds": runs[0][0] - min(seconds for seconds, _ in there),
+                    "cpu_s": runs[0][1] - min(cpu for _, cpu in there),
+                }
+                connection.delete(array)
+            if number:  # the first one's memory is new to everybody
+                rows.append(row)
+        other.close()
+    gib = matrix.nbytes / 2**30
+    return {
+        "bytes": matrix.nbytes,
+        "link_bits_per_s": bits_per_s,
+        **{
+            who: {
+                "bytes_per_s": matrix.nbytes / statistics.median(row[who]["seconds"] for row in rows),
+                "cpu_s_per_gib": statistics.median(row[who]["cpu_s"] for row in rows) / gib,
+            }
+            for who in ("bare", "ours")
+        },
+        "of_bare": statistics.median(row["bare"]["seconds"] / row["ours"]["seconds"] for row in rows),
+        "rows": rows,
+    }
+
+
+def jobs_a_second(rounds, count):
+    """Return jobs a second on one and on two joined workers, and of a server's own worker."""
+    array = np.random.default_rng(0).standard_normal((JOBS_N, JOBS_N, 2), np.float32).view(np.complex64)[..., 0]
+    rates = {"local": [], "one": [], "two": []}
+    nodes = {"local": None, "one": ["left"], "two": ["left", "right"]}
+    with ExitStack() as stack:
+        servers = {}
+        for name in rates:
+            server = stack.enter_context(LiveServer("--device", "cpu", joins=nodes[name]))
+            connection = Connection(server.url)
+            servers[name] = connection, [connection.put(array), connection.put(array)]
+        for number in range(rounds + 1):
+            for name in random.sample(list(rates), len(rates)):
+                connection, (a, b) = servers[name]
+                body = json.dumps({"jobs": [{"op": "gemm", "a": a, "b": b}] * count})
+
+                def run(connection=connection, body=body):
+                    kind = {"Content-Type": "application/json"}
+                    for job in connection.ask("POST", "/v1/jobs", body, **kind)["jobs"][::-1]:
+                        while (info := connection.ask("GET", f"/v1/jobs/{job['id']}?wait=60"))["state"] != "succeeded":
+                            if info["state"] not in {"queued", "running"}:
+                                raise RuntimeError(f"a job has not succeeded: {info}")
+
+                seconds = timed(run)
+                if number:
+                    rates[name].append(count / seconds)
+    return {name: statistics.median(found) for name, found in rates.items()} | {"shape": [JOBS_N, JOBS_N]}
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--jobs", type=int, default=200, help="of each round")
+    parser.add_argument(
+        "--link", type=float, default=None, help="bits/s of the link in `operands`; default: the veth's"
+    )
+    parser.add_argument("--only", action="append", choices=["overhead", "operands", "jobs"], default=[])
+    parser.add_argument("--output", type=Path, default=OUTPUT)
+    args = parser.parse_args()
+    random.seed(0)
+    found = json.loads(args.output.read_text()) if args.only and args.output.exists() else {}
+    found["environment"] = {
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_bytes": psutil.virtual_memory().total,
+        "rounds": args.rounds,
+        "jobs": args.jobs,
+    }
+    found["sources"] = digest()
+    for name, measure in (
+        ("overhead", lambda: overhead(args.rounds, args.jobs)),
+        ("operands", lambda: operands(args.rounds, args.link)),
+        ("jobs", lambda: jobs_a_second(max(args.rounds // 2, 1), args.jobs)),
+    ):
+        if not args.only or name in args.only:
+            found[name] = measure()
+            print(name, json.dumps({key: value for key, value in found[name].items() if key != "rows"}, indent=1))
+            write(args.output, found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Rows of tasks: which bytes of the front's extents a task reads and writes, and the same task on a node's extents."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from gemmserve_service.executor.protocol import Form, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from gemmserve_service.executor.protocol import ExtentRow, Part, Places, Work
+    from gemmserve_service.store.extents.extents import Extent
+
+Range = tuple[int, int]
+"""First byte and the one after the last, counted from where a row's extent begins."""
+
+_KEPT_TEXT: Final = 1 << 12  # characters of a form that is remembered: programs may have millions
+_SHIFT: Final = 1 << 16  # bytes before the first one used, from which on a node's extent begins later than the row
+
+
+@dataclass(slots=True)
+class Use:
+    """Use that a task makes of one row: the ranges that it reads, and those that it writes, ascending and apart."""
+
+    row: ExtentRow
+    reads: list[Range] = field(default_factory=list)
+    writes: list[Range] = field(default_factory=list)
+
+    @property
+    def placeless(self) -> bool:
+        """Whether its array is on the device alone."""
+        return not self.row[1]
+
+    @property
+    def array(self) -> str | None:
+        """Id of the immutable array that the row is of; None: it is of none."""
+        return self.row[4]
+
+    @property
+    def shared(self) -> bool:
+        """Whether it is an immutable array that is only read, of which a copy may be kept."""
+        return self.array is not None and not self.writes
+
+    @property
+    def first(self) -> int:
+        """Byte of the row that the node's extent begins with."""
+        if self.array is not None:
+            return 0
+        lowest = min(ranges[0][0] for ranges in (self.reads, self.writes) if ranges)
+        return lowest // _SHIFT * _SHIFT
+
+    @property
+    def end(self) -> int:
+        """Byte of the row after the last that is used."""
+        return max(ranges[-1][1] for ranges in (self.reads, self.writes) if ranges)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the node's extent."""
+        return self.end - self.first
+
+
+def uses_of(work: Work) -> list[Use | None]:
+    """Return the use of each row of a task; None of one that is not used. Raises ProtocolError for a task whose parts
+    do not fit together.
+    """
+    reads: dict[int, list[Range]] = {}
+    writes: dict[int, list[Range]] = {}
+    try:
+        for part in work.parts:
+            operands, results = _sizes(part.form)
+            for sizes, places, found in ((operands, part.operands, reads), (results, part.results, writes)):
+                for name, nbytes in sizes.items():
+                    for number, offset in places[name]:
+                        if number >= 0 and nbytes:
+                            found.setdefault(number, []).append((offset, offset + nbytes))
+    except (KeyError, ValueError) as error:
+        raise ProtocolError(f"task {work.task} makes no sense: {error}") from error
+    if any(number >= len(work.extents) for number in (*reads, *writes)):
+        raise ProtocolError(f"task {work.task} has a place in a row that it lacks")
+    return [
+        Use(row, merged(reads.get(number, ())), merged(writes.get(number, ())))
+        if number in reads or number in writes
+        else None
+        for number, row in enumerate(work.extents)
+    ]
+
+
+def on_node(work: Work, uses: list[Use | None], extents: Mapping[int, Extent]) -> Work:
+    """Return the task on a node's extents, by the number of the row; rows without a place are as they were."""
+    rows: list[ExtentRow] = []
+    shifts: dict[int, int] = {}
+    for number, (row, use) in enumerate(zip(work.extents, uses, strict=True)):
+        extent = extents.get(number)
+        if use is None or extent is None:
+            rows.append(row)
+            continue
+        rows.append(node_row(extent, row[4]))
+        if use.first:
+            shifts[number] = use.first
+    parts = work.parts if not shifts else [_shifted(part, shifts) for part in work.parts]
+    return replace(work, extents=rows, parts=parts)
+
+
+def node_row(extent: Extent, array: str | None) -> ExtentRow:
+    """Return the row of a node's extent, which holds that array."""
+    name, nbytes = extent.file
+    return name, extent.path, nbytes, extent.start, array
+
+
+def merged(ranges: Iterable[Range]) -> list[Range]:
+    """Return the ranges ascending, those that touch as one."""
+    found: list[Range] = []
+    for start, end in sorted(ranges):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
+    return found
+
+
+def result_bytes(work: Work) -> dict[str, int]:
+    """Return the bytes of a task's results that have no place yet, by array. Raises ProtocolError."""
+    uses = uses_of(work)
+    return {use.array: use.end for use in uses if use is not None and use.placeless and use.writes and use.array}
+
+
+def _sizes(form: str) -> tuple[dict[str, int], dict[str, int]]:
+    return _read(form) if len(form) > _KEPT_TEXT else _known(form)
+
+
+def _read(form: str) -> tuple[dict[str, int], dict[str, int]]:
+    fields = Form.model_validate_json(form)
+    operands, results = (
+        {name: math.prod(kind.shape) * np.dtype(kind.dtype).itemsize for name, kind in side.items()}
+        for side in (fields.operands, fields.results)
+    )
+    return operands, results
+
+
+_known = lru_cache(512)(_read)
+
+
+def _shifted(part: Part, shifts: Mapping[int, int]) -> Part:
+    operands, results = (
+        {name: _moved(places, shifts) for name, places in side.items()} for side in (part.operands, part.results)
+    )
+    return replace(part, operands=operands, results=results)
+
+
+def _moved(places: Places, shifts: Mapping[int, int]) -> Places:
+    return [(number, offset - shifts.get(number, 0)) for number, offset in places]

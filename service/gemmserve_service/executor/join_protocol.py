@@ -1,0 +1,304 @@
+"""Protocol of the front and workers that join it over TCP: greeting, frames, heads of data exchanges.
+
+One port takes two kinds of connections, told apart by their first bytes:
+
+A **link** begins with the line `GREETING`, then a frame `Join`; the front answers `Joined` or `Refused`. After that
+both send the messages of `protocol` (the agent on the node stands for its worker process), `Pulse`, `Rate`, and bytes
+of small arrays. A frame is four bytes of length, big-endian, then JSON. With the length's top bit set it is a **binary
+frame**: the length counts four bytes of the header's length, the header, which is JSON, and raw bytes after it.
+
+Anything else is a **data exchange**: HTTP/1.1, `Authorization: Bearer <secret of the link>`, targets made here:
+
+`GET /internal/extents/{extent}?offset=&length=`
+: 200 with these bytes of an operand; 410 if no task that the link has now reads them.
+
+`PUT /internal/results/{task}/{attempt}/{extent}?offset=`
+: 204; 409 `stale-attempt` if the link does not have the task in this attempt; 403 if they are no place of its results.
+With `&rows=&stride=` the body is cut into so many rows of equal length, which begin `stride` bytes apart.
+
+`GET /internal/probe?length=`, `PUT /internal/probe`
+: 200 with so many bytes of nothing; 204.
+
+Offsets count from the beginning of the extent row's file: a place's offset and the row's `start`. Any refusal of a PUT
+closes the connection.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, NamedTuple
+from urllib.parse import parse_qsl, quote, unquote
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from gemmserve_service.executor.protocol import (
+    Beat,
+    Cancel,
+    Compiling,
+    Done,
+    Drop,
+    Failed,
+    Forget,
+    Hello,
+    Kept,
+    ProtocolError,
+    RunBatch,
+    Stop,
+    Write,
+    Written,
+)
+
+PROTOCOL: Final = 1
+GREETING: Final = b"GEMMSERVE-LINK/1\r\n"
+BEAT_S: Final = 1.0
+"""Seconds between two signs of life, both ways: `Beat` to the front, `Pulse` to the agent."""
+AGENT_SHARE: Final = 0.8
+"""Share of `Joined.heartbeat_timeout_s` after which the agent gives up its tasks: before the front gives them away."""
+INLINE_BYTES: Final = 1 << 16
+"""Bytes of small operands or results of one task that may go in binary frames, together."""
+MAX_GREETING_FRAME: Final = 1 << 14
+"""Bytes of a frame before the link is joined."""
+MAX_FRAME: Final = 1 << 27
+"""Bytes of a frame after that."""
+PROBE_BYTES: Final = 8 << 20
+"""Bytes that an agent sends or asks for to measure its link, at most."""
+
+_LENGTH: Final = 4
+_BINARY: Final = 1 << 31
+_EXTENTS: Final = "/internal/extents/"
+_RESULTS: Final = "/internal/results/"
+_PROBE: Final = "/internal/probe"
+_MAX_PLACE: Final = 1 << 62
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Join(_Message):
+    """Agent to front, first of all: who it is."""
+
+    kind: Literal["join"] = "join"
+    protocol: int = PROTOCOL
+    token: str | None = Field(None, max_length=512, repr=False, description="worker token; null: it has none")
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="node's name, the same again after a restart"
+    )
+    host: str = Field("", max_length=255, description="host name, for people")
+    device: str = Field(pattern=r"^[a-z]+(:[0-9]{1,4})?$", description="device on the node, as in settings: cuda:0")
+    cache_bytes: int = Field(0, ge=0, description="bytes of operands that it may keep")
+    link_bytes_s: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="bytes/s of the link, as it measured; null: not yet"
+    )
+    session: str = Field(
+        pattern=r"^[0-9a-f]{16}$", description="agent's process: one that comes again has its operands still"
+    )
+
+    @property
+    def worker(self) -> str:
+        """Worker's id at the front."""
+        return f"{self.name}/{self.device}"
+
+
+class Joined(_Message):
+    """Front to agent: it may go on, with `Hello`."""
+
+    kind: Literal["joined"] = "joined"
+    protocol: int = PROTOCOL
+    worker: str = Field(description="its id here: `Hello.worker` says it again")
+    link: str = Field(repr=False, description="secret of this link: bearer token of its data exchanges")
+    heartbeat_timeout_s: float = Field(gt=0, description="silence after which the front gives its tasks to others")
+    block_side: int = Field(description="side of blocks of large products, as in settings")
+    server: str = Field(description="the data directory's own: operands of another are of no use")
+
+
+class Refused(_Message):
+    """Front to agent, which it closes the link of."""
+
+    kind: Literal["refused"] = "refused"
+    slug: Literal["token", "protocol", "name", "full", "malformed"] = Field(
+        description="token: unknown, revoked, or of another scope; full: too many workers, later perhaps not"
+    )
+    detail: str
+
+
+class Pulse(_Message):
+    """Front to agent, every second: the front lives."""
+
+    kind: Literal["pulse"] = "pulse"
+
+
+class Rate(_Message):
+    """Agent to front: rate of the link, measured by `/internal/probe`."""
+
+    kind: Literal["rate"] = "rate"
+    bytes_s: float = Field(gt=0, allow_inf_nan=False)
+
+
+class Bytes(_Message):
+    """Head of a binary frame, front to agent, before the `RunBatch` whose task reads them: bytes of an operand."""
+
+    kind: Literal["bytes"] = "bytes"
+    extent: str
+    offset: int = Field(ge=0, lt=_MAX_PLACE, description="from the beginning of the row's file")
+
+
+class ResultBytes(_Message):
+    """Head of a binary frame, agent to front, before `Done` or `Written`: bytes of a result."""
+
+    kind: Literal["result_bytes"] = "result_bytes"
+    task: str
+    attempt: int = Field(ge=0)
+    extent: str
+    offset: int = Field(ge=0, lt=_MAX_PLACE, description="from the beginning of the row's file")
+
+
+_ToAgent = RunBatch | Cancel | Forget | Write | Drop | Stop | Pulse | Joined | Refused | Bytes
+_FromAgent = Hello | Beat | Compiling | Done | Failed | Written | Kept | Rate | Join | ResultBytes
+TO_AGENT: Final[TypeAdapter[_ToAgent]] = TypeAdapter(Annotated[_ToAgent, Field(discriminator="kind")])
+FROM_AGENT: Final[TypeAdapter[_FromAgent]] = TypeAdapter(Annotated[_FromAgent, Field(discriminator="kind")])
+
+
+class Frame(NamedTuple):
+    """One frame: its JSON, and the raw bytes of a binary one; None for one of JSON alone."""
+
+    body: bytes
+    raw: bytes | None
+
+
+def encode_binary(head: Bytes | ResultBytes, raw: bytes | memoryview) -> bytes:
+    """Return the binary frame of a head and its bytes. Raises ProtocolError if these are more than INLINE_BYTES."""
+    if len(raw) > INLINE_BYTES:
+        raise ProtocolError(f"{len(raw)} bytes in one frame")
+    header = head.model_dump_json().encode()
+    length = _LENGTH + len(header) + len(raw)
+    return b"".join(((length | _BINARY).to_bytes(_LENGTH, "big"), len(header).to_bytes(_LENGTH, "big"), header, raw))
+
+
+class JoinDecoder:
+    """Cuts a stream of bytes, after the greeting, into frames of both kinds.
+
+    `limit`: bytes of a frame of JSON, which may be changed between two calls.
+    """
+
+    def __init__(self, limit: int = MAX_FRAME) -> None:
+        self.limit = limit
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+        """Return the frames that `data` completes. Raises ProtocolError for one too long, as soon as it says so, or
+        one whose header is longer than it.
+        """
+        buffer = self._buffer
+        buffer += data
+        frames: list[Frame] = []
+        start = 0
+        while len(buffer) - start >= _LENGTH:
+            word = int.from_bytes(buffer[start : start + _LENGTH], "big")
+            length = word & ~_BINARY
+            if length > (min(self.limit, INLINE_BYTES + MAX_GREETING_FRAME) if word & _BINARY else self.limit):
+                raise ProtocolError(f"a frame of {length} bytes")
+            end = start + _LENGTH + length
+            if len(buffer) < end:
+                break
+            body = bytes(buffer[start + _LENGTH : end])
+            frames.append(_cut(body) if word & _BINARY else Frame(body, None))
+            start = end
+        del buffer[:start]
+        return frames
+
+
+def _cut(body: bytes) -> Frame:
+    header = int.from_bytes(body[:_LENGTH], "big")
+    if len(body) < _LENGTH or header > len(body) - _LENGTH:
+        raise ProtocolError("a binary frame whose header is longer than it")
+    raw = body[_LENGTH + header :]
+    if len(raw) > INLINE_BYTES:
+        raise ProtocolError(f"{len(raw)} bytes in one frame")
+    return Frame(body[_LENGTH : _LENGTH + header], raw)
+
+
+class ReadExtent(NamedTuple):
+    """GET of bytes of an operand."""
+
+    extent: str
+    offset: int
+    length: int
+
+    @property
+    def target(self) -> str:
+        """Path and query."""
+        return f"{_EXTENTS}{quote(self.extent, safe='')}?offset={self.offset}&length={self.length}"
+
+
+class WriteResult(NamedTuple):
+    """PUT of bytes of a result; `rows` of them, `stride` bytes from the beginning of one to that of the next, where
+    they are no single run.
+    """
+
+    task: str
+    attempt: int
+    extent: str
+    offset: int
+    rows: int = 1
+    stride: int = 0
+
+    @property
+    def target(self) -> str:
+        """Path and query."""
+        window = f"&rows={self.rows}&stride={self.stride}" if self.rows != 1 else ""
+        path = f"{quote(self.task, safe='')}/{self.attempt}/{quote(self.extent, safe='')}"
+        return f"{_RESULTS}{path}?offset={self.offset}{window}"
+
+
+class Probe(NamedTuple):
+    """GET or PUT that measures the link; `length` is the GET's."""
+
+    length: int = 0
+
+    @property
+    def target(self) -> str:
+        """Path and query."""
+        return f"{_PROBE}?length={self.length}" if self.length else _PROBE
+
+
+def parse_target(method: str, target: str) -> ReadExtent | WriteResult | Probe:
+    """Return what a data exchange asks for. Raises ValueError for anything else."""
+    path, _, query = target.partition("?")
+    pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True, max_num_fields=4) if query else []
+    values = {name: _number(text) for name, text in pairs}
+    if len(values) != len(pairs):
+        raise ValueError("a parameter comes twice")
+    if method == "GET" and path.startswith(_EXTENTS):
+        _expect(values, {"offset", "length"}, {"offset", "length"})
+        return ReadExtent(_name(path.removeprefix(_EXTENTS)), values["offset"], values["length"])
+    if method == "PUT" and path.startswith(_RESULTS):
+        task, attempt, extent = path.removeprefix(_RESULTS).split("/")
+        _expect(values, {"offset"}, {"offset", "rows", "stride"})
+        rows, stride = values.get("rows", 1), values.get("stride", 0)
+        if rows < 1 or (rows == 1) != (stride == 0):
+            raise ValueError("rows without a stride, or a stride without rows")
+        return WriteResult(_name(task), _number(attempt), _name(extent), values["offset"], rows, stride)
+    if path == _PROBE and method in {"GET", "PUT"}:
+        _expect(values, set(), {"length"} if method == "GET" else set())
+        length = values.get("length", 0)
+        if length > PROBE_BYTES:
+            raise ValueError("more bytes than a probe has")
+        return Probe(length)
+    raise ValueError("no such exchange")
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or len(text) > 19 or (value := int(text)) >= _MAX_PLACE:
+        raise ValueError("no number of bytes")
+    return value
+
+
+def _name(text: str) -> str:
+    if not (name := unquote(text, errors="strict")):
+        raise ValueError("an empty name")
+    return name
+
+
+def _expect(values: dict[str, int], needed: set[str], known: set[str]) -> None:
+    if not needed <= values.keys() <= known:
+        raise ValueError("other parameters than it has")

@@ -1,0 +1,355 @@
+"""Link of one worker that joined: the messages of `protocol` over TCP, with the tasks that it has in the meantime."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from pydantic import ValidationError
+
+from gemmserve_service.executor.join_protocol import (
+    FROM_AGENT,
+    INLINE_BYTES,
+    MAX_GREETING_FRAME,
+    PROTOCOL,
+    Bytes,
+    Join,
+    JoinDecoder,
+    Rate,
+    Refused,
+    ResultBytes,
+    WriteResult,
+    encode_binary,
+)
+from gemmserve_service.executor.joined.assignments import Assignments, Elsewhere, Stale
+from gemmserve_service.executor.protocol import (
+    Beat,
+    Cancel,
+    Compiling,
+    Done,
+    Drop,
+    Failed,
+    Hello,
+    Kept,
+    ProtocolError,
+    RunBatch,
+    Stop,
+    Write,
+    Written,
+    encode,
+)
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from pydantic import BaseModel
+
+    from gemmserve_service.executor.joined.assignments import Assignment, File
+    from gemmserve_service.executor.joined.exchange import Exchange
+    from gemmserve_service.executor.joined.executor import JoinedExecutor
+    from gemmserve_service.executor.port import ToOne, Worker
+    from gemmserve_service.executor.protocol import Forget
+
+MAX_EXCHANGES: Final = 32
+"""Data connections of one link."""
+_MAX_FRAME: Final = 16 << 20  # of what a node says: answers of programs of a thousand steps are the longest
+_MAX_INLINE: Final = 64  # operands of a task that are sent in frames of their own
+
+log = logging.getLogger(__name__)
+
+
+class Link:
+    """One connection that began as a link's. Before `joined` nothing of it is believed."""
+
+    def __init__(self, executor: JoinedExecutor, transport: asyncio.Transport, address: str) -> None:
+        self.address = address
+        self.assignments = Assignments()
+        self.join: Join | None = None
+        self.secret = ""
+        self.key_id = ""
+        """Key by which it joined; "" where the server has none."""
+        self.worker: Worker | None = None
+        """Set by the executor when it joined; None again when it is over."""
+        self.greeted = False
+        """Whether its worker said hello."""
+        self.heard = self.took = time.monotonic()
+        """Times of its last sign of life, and since which it has taken what it was sent (time.monotonic)."""
+        self._executor = executor
+        self._transport = transport
+        self._decoder = JoinDecoder(MAX_GREETING_FRAME)
+        self._exchanges: set[Exchange] = set()
+        self._arrays: set[str] = set()
+        """Arrays that it was sent tasks on, or was told to make: of no other it may say that it has a copy."""
+        self._paused = False
+        self._over = False
+
+    # -- what comes -------------------------------------------------------------------------------------------------
+
+    def feed(self, data: memoryview) -> None:
+        """Take in what came."""
+        self.heard = time.monotonic()
+        if self.worker is not None and self.greeted:
+            self.worker.heard = self.heard
+        answered = False
+        try:
+            for frame in self._decoder.feed(data):
+                if self._over:
+                    return
+                if self.join is None:
+                    self._joins(frame.body, frame.raw)
+                else:
+                    answered |= self._takes(FROM_AGENT.validate_json(frame.body), frame.raw)
+        except (ProtocolError, ValidationError, ValueError) as error:
+            text = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            log.error("a node at %s speaks nonsense (%s): closing its link", self.address, text)  # noqa: TRY400
+            self.end()
+        finally:
+            if answered and self._executor.owner is not None:
+                self._executor.owner.answers_over()
+
+    def _joins(self, body: bytes, raw: bytes | None) -> None:
+        if raw is not None:
+            raise ProtocolError("a link that begins with bytes")
+        fields = json.loads(body)
+        if not isinstance(fields, dict) or fields.get("kind") != "join":
+            raise ProtocolError("a link that does not begin with Join")
+        if fields.get("protocol", PROTOCOL) != PROTOCOL:
+            self.refuse(Refused(slug="protocol", detail=f"this server speaks version {PROTOCOL}"))
+            return
+        try:
+            join = Join.model_validate_json(body)
+        except ValidationError as error:
+            problem = error.errors(include_input=False)[0]
+            where = ".".join(map(str, problem["loc"]))
+            slug = "name" if where == "name" else "malformed"
+            self.refuse(Refused(slug=slug, detail=f"{where}: {problem['msg']}"))
+            return
+        self._decoder.limit = _MAX_FRAME
+        self.join = join
+        self._executor.joins(self, join)
+
+    def _takes(self, message: BaseModel, raw: bytes | None) -> bool:
+        """Take in a message; True for an answer. Raises ProtocolError, ValueError for one that cannot be."""
+        if (raw is not None) != isinstance(message, ResultBytes):
+            raise ProtocolError("a frame of the wrong kind")
+        owner, worker = self._executor.owner, self.worker
+        if worker is None:
+            return False
+        if isinstance(message, Hello):
+            if message.worker != worker.id or self.greeted:
+                raise ProtocolError("a hello of another worker than has joined, or a second one")
+            self._executor.greets(self, message)
+        elif isinstance(message, Rate):
+            if worker.link is not None:
+                worker.link.bytes_s = message.bytes_s
+        elif isinstance(message, Beat) and not self.greeted:
+            return False
+        elif not self.greeted:
+            raise ProtocolError("an answer before a hello")
+        elif isinstance(message, ResultBytes):
+            self._takes_bytes(message, raw or b"")
+        elif isinstance(message, Done | Failed):
+            if not self.assignments.waits_for(message.task):
+                return False
+            written = isinstance(message, Failed) or message.written
+            if isinstance(message, Done) and written and not self.assignments.complete(message.task):
+                # Its place holds what was there before: somebody else's bytes.
+                raise ProtocolError(f"task {message.task} is said to be done, and its results have not come")
+            self.assignments.answered(message.task, written=written)
+            self._look()
+            if owner is not None:
+                owner.task_ended(worker, message, more=True)
+                return True
+        elif isinstance(message, Written):
+            written_tasks = [task for task in message.tasks if self.assignments.complete(task)]
+            lost = [task for task in message.tasks if self.assignments.has(task) and task not in written_tasks]
+            lost += [task for task in message.lost if self.assignments.has(task)]
+            self.assignments.over([*written_tasks, *lost])
+            self._look()
+            if owner is not None:
+                owner.results_written(worker, Written(tasks=written_tasks, lost=lost))
+        elif isinstance(message, Beat):
+            worker.beat(message.task, message.progress)
+            worker.prepares = message.prepares
+            if message.task is not None and message.share > 0 and owner is not None:
+                owner.task_progressed(worker, message.task, message.share)
+            if message.health is not None:
+                worker.health = message.health
+        elif isinstance(message, Compiling):
+            if owner is not None:
+                owner.task_compiles(worker, message)
+        elif isinstance(message, Kept):
+            came = [array for array in message.came if array in self._arrays]
+            worker.keeps(message)
+            if owner is not None:
+                owner.copies_changed(worker, message.model_copy(update={"came": came}))
+        else:
+            raise ProtocolError("a second Join")
+        return False
+
+    def _takes_bytes(self, message: ResultBytes, raw: bytes) -> None:
+        asked = WriteResult(message.task, message.attempt, message.extent, message.offset)
+        try:
+            self.write(asked, len(raw), 0, memoryview(raw))
+        except Stale:
+            self.count_stale()  # Done follows, and finds nobody who waits for it
+        except Elsewhere:
+            raise ProtocolError("bytes of a result for another place than its own") from None
+
+    # -- what is sent -----------------------------------------------------------------------------------------------
+
+    def send(self, message: ToOne) -> None:
+        """Send a message of the scheduler's, and what is needed to carry it out here."""
+        if isinstance(message, RunBatch):
+            frames = []
+            for work in message.tasks:
+                frames += self._inline(self.assignments.add(work))
+                self._arrays.update(row[4] for row in work.extents if row[4] is not None)
+            for frame in frames:
+                self._write(frame)
+        elif isinstance(message, Write):
+            self.assignments.placed(message)
+        elif isinstance(message, Drop):
+            self.assignments.unwanted(message.tasks)
+        elif isinstance(message, Cancel):
+            self.assignments.unwanted([message.task])
+        self.say(message)
+
+    def forget(self, message: Forget) -> None:
+        """Send that extents or arrays are gone."""
+        self._arrays.difference_update(message.arrays)
+        self.say(message)
+
+    def _inline(self, assignment: Assignment) -> list[bytes]:
+        """Return the frames with a task's operands where these are small: it spares a round trip."""
+        left = INLINE_BYTES
+        found: list[tuple[File, int, int]] = []
+        for file, start, nbytes in assignment.operands():
+            left -= nbytes
+            if left < 0 or len(found) >= _MAX_INLINE:
+                return []
+            found.append((file, start, nbytes))
+        try:
+            frames = [
+                encode_binary(Bytes(extent=file.name, offset=start), self.memory(file)[start : start + nbytes])
+                for file, start, nbytes in found
+            ]
+        except (OSError, ValueError) as error:  # the node asks for them, and is told that they are gone
+            log.error("small operands of task %s cannot be read: %s", assignment.work.task, error)  # noqa: TRY400
+            return []
+        self.count_fetched(sum(nbytes for _, _, nbytes in found))
+        return frames
+
+    def say(self, message: BaseModel) -> None:
+        """Send one message."""
+        self._write(encode(message))
+
+    def _write(self, frame: bytes) -> None:
+        if not self._over and not self._transport.is_closing():
+            self._transport.write(frame)
+
+    def refuse(self, refusal: Refused) -> None:
+        """Say why it may not join, and close."""
+        log.warning("a worker at %s may not join: %s", self.address, refusal.detail)
+        self.say(refusal)
+        self._executor.counts.refused += 1
+        self._over = True
+        self._transport.close()
+
+    # -- its tasks --------------------------------------------------------------------------------------------------
+
+    def write(self, asked: WriteResult, row: int, at: int, piece: memoryview) -> None:
+        """Copy a piece of a result to its place: of the rows of `row` bytes each, what comes `at` bytes after their
+        beginning. Raises Stale, Elsewhere, and has copied nothing then; OSError, ValueError.
+        """
+        memory = self.memory(self.assignments.writes(asked, row))
+        self._count_returned(len(piece))
+        while len(piece):
+            number, column = divmod(at, row)
+            count = min(row - column, len(piece))
+            start = asked.offset + number * asked.stride + column
+            memory[start : start + count] = piece[:count]
+            self.assignments.came(asked, start, start + count)
+            piece = piece[count:]
+            at += count
+
+    def memory(self, file: File) -> memoryview:
+        """Return the bytes of a file of the store. Raises OSError, ValueError."""
+        return self._executor.memory(file)
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        """Have something go on in the next turn of the event loop."""
+        self._executor.soon(callback)
+
+    # -- its data connections ---------------------------------------------------------------------------------------
+
+    def enter(self, exchange: Exchange) -> bool:
+        """Take in a data connection; False if there are too many."""
+        if self._over or len(self._exchanges) >= MAX_EXCHANGES:
+            return False
+        self._exchanges.add(exchange)
+        return True
+
+    def leave(self, exchange: Exchange) -> None:
+        """Note that a data connection has ended."""
+        self._exchanges.discard(exchange)
+
+    def _look(self) -> None:
+        for exchange in list(self._exchanges):
+            exchange.look()
+
+    # -- counts -----------------------------------------------------------------------------------------------------
+
+    def count_fetched(self, nbytes: int) -> None:
+        """Count bytes of operands."""
+        self._executor.counts.fetched_bytes += nbytes
+        if self.worker is not None and self.worker.link is not None:
+            self.worker.link.fetched_bytes += nbytes
+
+    def _count_returned(self, nbytes: int) -> None:
+        self._executor.counts.returned_bytes += nbytes
+        if self.worker is not None and self.worker.link is not None:
+            self.worker.link.returned_bytes += nbytes
+
+    def count_stale(self) -> None:
+        """Count a result that was refused."""
+        self._executor.counts.stale_results += 1
+        if self.worker is not None and self.worker.link is not None:
+            self.worker.link.stale_results += 1
+
+    # -- its end ----------------------------------------------------------------------------------------------------
+
+    def paused(self, paused: bool) -> None:
+        """Note that the transport has enough, or takes more."""
+        if paused != self._paused:
+            self.took = time.monotonic()
+        self._paused = paused
+
+    @property
+    def stuck_since(self) -> float | None:
+        """Time since which the node has not taken what it was sent (time.monotonic); None: it has."""
+        return self.took if self._paused else None
+
+    def end(self, last: Stop | None = None) -> None:
+        """End it: from this moment on nothing that the node sends is taken."""
+        if last is not None:
+            self.say(last)
+        if self._over and self.worker is None:
+            self._transport.close()
+            return
+        self._over = True
+        self.assignments.clear()
+        for exchange in list(self._exchanges):
+            exchange.link_ended()
+        self._executor.disconnected(self)
+        if last is not None:
+            self._transport.close()
+        else:
+            self._transport.abort()
+
+    def lost(self) -> None:
+        """Note that the connection is gone."""
+        self.end()
