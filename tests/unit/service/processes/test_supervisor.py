@@ -148,9 +148,11 @@ def test_a_socket_path_too_long_is_refused():
 
 
 def test_devices_that_are_named(monkeypatch):
-    assert supervisor._devices("cuda:0,cuda:1") == ["cuda:0", "cuda:1"]
+    assert supervisor._devices("cuda:0,cuda:1", "local") == ["cuda:0", "cuda:1"]
     monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: None)
-    assert supervisor._devices("auto") == ["cpu"]
+    assert supervisor._devices("auto", "local") == ["cpu"]
+    assert supervisor._devices("auto", "ray") == [], "Ray gives this machine's to others"
+    assert supervisor._devices("cuda:0", "ray") == ["cuda:0"]
 
 
 # -- memory for results ---------------------------------------------------------------------------------------------
