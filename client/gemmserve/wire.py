@@ -40,6 +40,13 @@ CHECKED_HEADER: Final = "Gemmserve-Checked-Digest"
 """The header of a success that repeats the Content-Digest with which the request's body was compared: without it, the
 request's own field may have got lost on the way, and then nothing was compared."""
 
+ROUTED_HEADER: Final = "Gemmserve-Routed"
+"""The header that a router in front of cells adds: what is large is not to go by it, and is answered 307."""
+CELLS_HEADER: Final = "Gemmserve-Cells"
+"""The header that a router in front of cells adds to each answer, so that clients ask which cells there are."""
+STRAIGHT_FROM: Final = 1 << 20
+"""Bytes of a body above which it goes straight to its cell."""
+
 TRACEPARENT_HEADER: Final = "traceparent"
 """The header that says which trace a request belongs to (W3C Trace Context)."""
 

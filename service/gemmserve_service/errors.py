@@ -37,6 +37,20 @@ class ServiceError(Exception):
         self.extra = extra
 
 
+class OtherCell(ServiceError, slug="other-cell", status=307, title="Another cell has it"):
+    """The request is about what another cell made, or too large for the way by the router: Location is where to send
+    it again, with its body. Only to a name that `GET /v1/cells` lists: it takes the API key along.
+    """
+
+    def __init__(self, detail: str, location: str) -> None:
+        super().__init__(detail)
+        self.location = location
+
+
+class CellAway(ServiceError, slug="cell-away", status=503, title="A cell does not answer"):
+    """An operand is in another cell, and that cell does not answer."""
+
+
 class BodyLength(ServiceError, slug="body-length", status=400, title="The body's length does not match its header"):
     """The body holds more or fewer bytes than its header says."""
 
@@ -122,6 +136,12 @@ class ArrayLost(ServiceError, slug="array-lost", status=410, title="Array lost")
     """A result was lost with its device before it was written, and could not be computed again."""
 
 
+class ArrayCorrupt(ServiceError, slug="array-corrupt", status=500, title="Array corrupt"):
+    """The bytes that came back from the tier are not those that went there, or the object is gone. None of
+    them is shown.
+    """
+
+
 class LengthRequired(ServiceError, slug="length-required", status=411, title="Content-Length is required"):
     """Content-Length is needed here."""
 
@@ -178,6 +198,12 @@ class NotReady(ServiceError, slug="not-ready", status=503, title="Not ready"):
 
 class Draining(ServiceError, slug="draining", status=503, title="Shutting down"):
     """Shutting down: nothing new is admitted."""
+
+
+class TierUnavailable(ServiceError, slug="tier-unavailable", status=503, title="The tier cannot be reached"):
+    """An array whose bytes are in the tier cannot be read now, or none can go there to make room, or to be answered as
+    replicated. Arrays that are in the store are served.
+    """
 
 
 class JobTimeout(ServiceError, slug="timeout", status=504, title="The deadline passed"):

@@ -8,10 +8,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 REMEDIES: Final[Mapping[str, str]] = {
+    "array-corrupt": "Upload it again, or compute it again. The operator looks at the bucket: its versions may hold "
+    "the object as it was.",
     "array-lost": "Compute it again: submit the same job, under a new Idempotency-Key.",
     "body-length": "Send as many bytes as shape and dtype need; for a .npy file, the whole file as it was saved. "
     "`detail` says how many there should be.",
     "cancelled": "Submit it again if the result is still wanted, under a new Idempotency-Key.",
+    "cell-away": "Send it again after `Retry-After`: what the cell has accepted and stored is there again when it is. "
+    "New work of yours goes to another cell meanwhile.",
     "completed-upload": "Use the array that `Location` names. For other data begin another upload.",
     "compute-unsupported": 'Choose one of the modes in `available`, or leave `compute` at `"auto"`. `GET /v1/devices` '
     "lists the modes of each device.",
@@ -56,6 +60,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "positive definite, or add a small multiple of the identity if rounding made it so.",
     "not-ready": "Wait for `Retry-After` and send it again. If it lasts, `reasons` says why; the operator looks at the "
     "server's log and runs `gemmserve doctor`.",
+    "other-cell": "Follow `Location` with the same method and body, if `GET /v1/cells` lists that name; the Python "
+    "client does, and sends the next large bodies there at once.",
     "origin-not-allowed": "Call the server from its own pages or from a program. For a page of another site the "
     "operator adds that site to GEMMSERVE_ALLOWED_HOSTS.",
     "out-of-device-memory": "Send it again once others are done; or make the operands smaller, or split the product "
@@ -76,6 +82,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "on your side, or remove dependent rows.",
     "store-full": "Delete arrays that are not needed, or wait until some expire, and send it again. The operator may "
     "raise GEMMSERVE_MAX_STORE_BYTES.",
+    "tier-unavailable": "Wait for `Retry-After` and send it again. If it lasts, the operator runs `gemmserve doctor`, "
+    "which asks the tier, and looks at GEMMSERVE_TIER and its credentials.",
     "timeout": "Raise `timeout_s`, or submit a job, which may wait in the queue without a connection.",
     "too-large": "Split the array, or ask the operator to raise GEMMSERVE_MAX_ARRAY_BYTES. `detail` says which limit "
     "it was.",

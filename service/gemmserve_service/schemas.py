@@ -61,7 +61,10 @@ Scalar = Annotated[
         }
     ),
 ]
-ArrayId = Annotated[str, Field(pattern=r"^arr_[0-9a-z]{26}$", examples=["arr_01jd2w7m4h8k3n5p6q9r0s1t2v"])]
+_DIGITS: Final = "[0-9a-z]{26}(_[1-9][0-9]{0,2})?"
+"""Pattern of ids behind their prefix: the cell's number is at their end, but for cell 0."""
+
+ArrayId = Annotated[str, Field(pattern=rf"^arr_{_DIGITS}$", examples=["arr_01jd2w7m4h8k3n5p6q9r0s1t2v"])]
 Owner = Annotated[SkipJsonSchema[str], Field(exclude=True)]
 """Id of the API key that something belongs to, "" where the server has none. Never in an answer."""
 Share = Annotated[SkipJsonSchema[float], Field(exclude=True)]
@@ -83,7 +86,7 @@ StepId = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$", examples
 ValueId = Annotated[
     str,
     Field(
-        pattern=r"^(arr_[0-9a-z]{26}|\$[A-Za-z][A-Za-z0-9_-]{0,63}(\.[a-z]{1,16})?)$",
+        pattern=rf"^(arr_{_DIGITS}|\$[A-Za-z][A-Za-z0-9_-]{{0,63}}(\.[a-z]{{1,16}})?)$",
         examples=["$x2", "$y.absmax", "arr_01jd2w7m4h8k3n5p6q9r0s1t2v"],
         description="id of an array, or $id of a step before this one, or $id.name of one of its several results",
     ),
@@ -91,7 +94,7 @@ ValueId = Annotated[
 ValueName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}(\.[a-z]{1,16})?$", examples=["x2", "y.absmax"])]
 Whole = Annotated[int, Field(ge=-MAX_REACH, le=MAX_REACH)]
 Extent = Annotated[int, Field(ge=0, le=MAX_REACH)]
-JobId = Annotated[str, Field(pattern=r"^job_[0-9a-z]{26}$", examples=["job_01jd2w7m4h8k3n5p6q9r0s1t2v"])]
+JobId = Annotated[str, Field(pattern=rf"^job_{_DIGITS}$", examples=["job_01jd2w7m4h8k3n5p6q9r0s1t2v"])]
 
 
 class Strict(BaseModel):

@@ -90,6 +90,14 @@ class Settings(BaseSettings):
         description="file of API keys besides those of `gemmserve keys`, such as a container's secret: a key a line, "
         "then, if need be, its name and its scopes",
     )
+    cell: int = Field(
+        0, ge=0, le=255, description="number of this server among the cells behind a router; it is in the ids it makes"
+    )
+    cells_file: Path | None = Field(
+        None,
+        description="JSON file of all cells: their numbers, their own URLs, and the secret by which they know each "
+        "other; the same for all of them",
+    )
     allow_unauthenticated: bool = Field(
         default=False, description="listen beyond loopback without API keys: anyone who reaches the port may use it"
     )
@@ -157,6 +165,20 @@ class Settings(BaseSettings):
     max_store_bytes: int | None = Field(
         None, ge=0, description="bytes of all arrays together; null: what the disk holds"
     )
+    tier: str | None = Field(
+        None,
+        description="address below which arrays go that were not used for long, when the store fills up: "
+        "s3://bucket/prefix, gs://, az:// or file:///folder; credentials come from the environment. Needs the extra "
+        "tier",
+    )
+    max_tier_bytes: int | None = Field(None, ge=0, description="bytes of all arrays in the tier; null: no limit")
+    tier_high_water: float = Field(
+        0.9, gt=0, le=1, description="share of max_store_bytes above which arrays leave for the tier"
+    )
+    tier_adopt: bool = Field(
+        default=False,
+        description="take over the arrays of a tier whose data directory is lost, by the records beside them",
+    )
     max_scratch_bytes: int | None = Field(
         None,
         ge=0,
@@ -220,10 +242,10 @@ class Settings(BaseSettings):
         7 * 86_400.0, gt=0, description="how long finished jobs and expired ids are remembered"
     )
     drain_s: float = Field(20.0, ge=0, description="seconds that running jobs get to finish after SIGTERM")
-    durability: Literal["process", "power"] = Field(
+    durability: Literal["process", "power", "replicated"] = Field(
         "process",
         description="process: what was answered survives the death of any process; power: of the machine too "
-        "(every commit waits for the disk)",
+        "(every commit waits for the disk); replicated: and the tier has every array before it is answered",
     )
     block_side: int = Field(
         4096,
@@ -319,7 +341,8 @@ class Settings(BaseSettings):
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
     @field_validator(
-        "min_body_rate", "max_head_bytes", "max_array_bytes", "max_part_bytes", "max_store_bytes", "max_scratch_bytes",
+        "min_body_rate", "max_head_bytes", "max_array_bytes", "max_part_bytes", "max_store_bytes", "max_tier_bytes",
+        "max_scratch_bytes",
         "device_memory_bytes", "host_arena_bytes", "arena_ahead_bytes", "recycle_bytes", "max_queued_bytes",
         "max_batch_bytes", mode="before",
     )  # fmt: skip
@@ -328,7 +351,15 @@ class Settings(BaseSettings):
         return parse_size(value) if isinstance(value, str) else value
 
     @field_validator(
-        "uds", "data_dir", "runtime_dir", "keys_file", "tls_certificate", "tls_key", "audit_log", "ray_token_file"
+        "uds",
+        "data_dir",
+        "runtime_dir",
+        "keys_file",
+        "cells_file",
+        "tls_certificate",
+        "tls_key",
+        "audit_log",
+        "ray_token_file",
     )
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
@@ -368,6 +399,14 @@ class Settings(BaseSettings):
                 f"workers would join by {self.join_host} without TLS: set tls_certificate and tls_key, or "
                 "join_insecure where nobody else is on that network"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_tier(self) -> Self:
+        if self.tier is not None and re.fullmatch(r"(s3|gs|az|file)://\S+", self.tier) is None:
+            raise ValueError(f"tier {self.tier!r} is none of s3://bucket/prefix, gs://, az://, file:///folder")
+        if self.durability == "replicated" and self.tier is None:
+            raise ValueError("durability=replicated needs a tier")
         return self
 
     @property

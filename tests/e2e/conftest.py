@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from browser import chromium, open_page  # noqa: F401 (fixtures)
+from cells import Cells
 from live_server import LiveServer
+from proxies import found
 
 from gemmserve import Client
 
@@ -16,9 +18,23 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def lone_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     with LiveServer(data_dir=tmp_path_factory.mktemp("data")) as live:
         yield live
+
+
+@pytest.fixture(scope="session")
+def server(lone_server: LiveServer) -> LiveServer:
+    return lone_server
+
+
+@pytest.fixture(scope="session")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cells]:
+    """Two cells behind haproxy, for tests that leave them as they were."""
+    if found("haproxy") is None:
+        pytest.skip("haproxy is not installed")
+    with Cells(tmp_path_factory.mktemp("cells")) as running:
+        yield running
 
 
 @pytest.fixture

@@ -16,6 +16,16 @@ from gemmserve import AsyncClient, Client
 from gemmserve._transport.pool import IN_FLIGHT
 
 
+@pytest.fixture(params=["alone", "two cells"])
+def server(request, monkeypatch):
+    """What a client is given the URL of: a server, or a router before two, the second of which is the owner's."""
+    if request.param == "alone":
+        return request.getfixturevalue("lone_server")
+    cells = request.getfixturevalue("cells")
+    monkeypatch.setenv("GEMMSERVE_API_KEY", cells.owners[1])
+    return cells
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_arrays_come_back_bit_for_bit(client, rng, dtype, order) -> None:

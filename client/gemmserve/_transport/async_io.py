@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import os
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gemmserve import _errors
-from gemmserve._calls.requests import Pause, Request, Together, Work
+from gemmserve._calls import places
+from gemmserve._calls.places import HOPS, SERVER_ERROR, Elsewhere
+from gemmserve._calls.requests import Pause, Request, Together, Work, document
 from gemmserve._local.session import REFUSED
 from gemmserve._transfer import traces
 from gemmserve._transfer.progress import SharedBar
@@ -38,22 +41,24 @@ class AsyncIO(Connection):
         """Whether an event loop that was used has been closed."""
         self._sleep = asyncio.sleep
 
-    def _make(self) -> httpx.AsyncClient:
+    def _make(self, place: str | None = None) -> httpx.AsyncClient:
         local = None if self.socket is None else httpx.AsyncHTTPTransport(uds=self.socket)
-        return httpx.AsyncClient(transport=self._transport or local, **self.made_of)
+        return httpx.AsyncClient(transport=self._transport or local, **self.options_of(place))
 
-    def pool(self) -> AsyncPool:
-        """The connections of this process and event loop: another loop's are of no use in this one. Raises
-        TransportError where there can be none.
+    def pool(self, place: str | None = None) -> AsyncPool:
+        """The connections of this process and event loop, to the server or to one cell of it: another loop's are of no
+        use in this one. Raises TransportError where there can be none.
         """
         self.own()
         loop = asyncio.get_running_loop()
-        found: AsyncPool | None = self._pools.get(loop)
+        found: AsyncPool | None = self._pools.get((loop, place))
         if found is None:
-            for ended in [each for each in self._pools if each.is_closed()]:
+            for ended in [each for each in self._pools if each[0].is_closed()]:
                 del self._pools[ended]
                 self._loop_ended = True
-            found = self._pools[loop] = AsyncPool(self._make, None if self._transport is None else self._make())
+            found = self._pools[loop, place] = AsyncPool(
+                partial(self._make, place), None if self._transport is None else self._make()
+            )
             found.closed = self._closed
         return found
 
@@ -74,7 +79,7 @@ class AsyncIO(Connection):
     async def close(self) -> None:
         self._closed = True
         loop = asyncio.get_running_loop()
-        for owner, pool in list(self._pools.items()):
+        for (owner, _), pool in list(self._pools.items()):
             if owner is loop:
                 await pool.close()
             pool.closed = True
@@ -148,8 +153,37 @@ class AsyncIO(Connection):
         return await self._exchange(request)
 
     async def _exchange(self, request: Request[T], bar: SharedBar | None = None) -> T:
+        """One exchange, at the cell that it is for."""
+        if self.asks(request):
+            await self._ask()
+        place = self.places.place_of(request)
+        for _ in range(HOPS):
+            try:
+                answer = await self._exchange_at(place, request, bar)
+            except _errors.TransportError:
+                if place is not None:
+                    self.places.forget()
+                raise
+            if not isinstance(answer, Elsewhere):
+                return answer
+            await self._ask()
+            place = self.places.follow(request, answer.location)
+        raise _errors.ProtocolError(f"cells send {request.path} to each other")
+
+    async def _ask(self) -> None:
+        """Ask which cells there are. Raises GemmserveError; a server that does not know has none."""
+        try:
+            self.learn(await self._exchange_at(None, document(places.PATH)))
+        except _errors.APIError as error:
+            if error.status is not None and error.status >= SERVER_ERROR:
+                raise
+            self.places.none()
+
+    async def _exchange_at(self, place: str | None, request: Request[T], bar: SharedBar | None = None) -> T | Elsewhere:
         with self.errors():
-            async with self._open(request, bar) as response:
+            async with self._open(request, bar, place) as response:
+                if response.status_code == places.MOVED:
+                    return self.sent_on(response, await response.aread())
                 receiver = self.receiver(request, response)
                 shown = bar or self.progress.bar(f"receiving {request.label}", length_of(response))
                 try:
@@ -163,10 +197,12 @@ class AsyncIO(Connection):
             return receiver.finish()
 
     @contextlib.asynccontextmanager
-    async def _open(self, request: Request[Any], bar: SharedBar | None = None) -> AsyncIterator[httpx.Response]:
+    async def _open(
+        self, request: Request[Any], bar: SharedBar | None = None, place: str | None = None
+    ) -> AsyncIterator[httpx.Response]:
         sent = self.content_of(request, bar)
         content = None if sent is None else _awaited(sent)
-        pool = self.pool()
+        pool = self.pool(place)
         # In a thread where it goes through the body: that may be large.
         headers = (
             await asyncio.to_thread(self.headers_of, request) if self.digested(request) else self.headers_of(request)
@@ -176,7 +212,7 @@ class AsyncIO(Connection):
                 pool.connection(idle=request.idle) as http,
                 http.stream(
                     request.method,
-                    self.url_of(http, request.path),
+                    self.url_of(http, request.path, place),
                     params=request.query or None,
                     headers=headers,
                     content=content,  # type: ignore[arg-type]  # as above
@@ -184,6 +220,8 @@ class AsyncIO(Connection):
                 ) as response,
             ):
                 pool.note(http, response)
+                if place is None:
+                    self.places.heard(response.headers)
                 traces.note(span, response)
                 yield response
 

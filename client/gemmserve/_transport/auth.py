@@ -1,4 +1,4 @@
-"""The API key on its way: into the requests to the one server that it is for, and nowhere else."""
+"""The API key on its way: into the requests to the server that it is for, and to its cells, and nowhere else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gemmserve import _errors
 from gemmserve._transport.library import httpx
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterable
 
 VARIABLE: Final = "GEMMSERVE_API_KEY"
 
@@ -19,20 +19,24 @@ _MAX_LENGTH: Final = 4096  # a proxy in front may want a token of its own kind i
 class KeyAuth(httpx.Auth):
     """httpx's hook for each request. The key is in no header that outlives a request, no repr and no message."""
 
-    __slots__ = ("_key", "_origin")
+    __slots__ = ("_key", "_origins")
 
     def __init__(self, key: str, url: str) -> None:
         self._key = key
-        self._origin = _origin(httpx.URL(url))
+        self._origins = frozenset({_origin(httpx.URL(url))})
 
     @property
     def key(self) -> str:
         """The key itself, for a connection to the same server that is no request."""
         return self._key
 
+    def trust(self, urls: Iterable[str]) -> None:
+        """Send the key there, too: to the names of cells that the server itself has listed (`places`)."""
+        self._origins |= {_origin(httpx.URL(url)) for url in urls}
+
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Adds the key if the request goes to the server that the client was made for."""
-        if _origin(request.url) == self._origin:
+        """Adds the key if the request goes to the server that the client was made for, or to a cell of it."""
+        if _origin(request.url) in self._origins:
             request.headers["Authorization"] = f"Bearer {self._key}"
         yield request
 

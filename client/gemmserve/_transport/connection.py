@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from gemmserve import _errors
+from gemmserve._calls.places import Elsewhere, Places, location_of
 from gemmserve._local import memory
 from gemmserve._local.addresses import HTTP_BASE, socket_path
 from gemmserve._local.session import SharedMemory
@@ -86,6 +87,7 @@ class Connection:
         self.base = self.url if self.socket is None else HTTP_BASE
         """Base URL that httpx is given."""
         self.address = httpx.URL(self.base)
+        self._verify = verify
         self.verify = context_of(self.base, verify)
         self.timeout = timeout
         self.digests = digests
@@ -105,6 +107,7 @@ class Connection:
         """The arguments of httpx's clients."""
         self._show_progress = progress
         self._own_transport = own_transport
+        self.places = Places(self.base)
         self._urls: dict[str, httpx.URL] = {}
         self._made_in = os.getpid()
         self._closed = False
@@ -201,10 +204,11 @@ class Connection:
         """Whether everything of an exchange has a digest: but for events, and what goes by shared memory."""
         return self.digests == "always" and request.digest != "none" and SESSION_HEADER not in request.headers
 
-    def url_of(self, http: httpx.Client | httpx.AsyncClient, path: str) -> httpx.URL:
+    def url_of(self, http: httpx.Client | httpx.AsyncClient, path: str, place: str | None = None) -> httpx.URL:
         """URL of a path, as one of this server's `http` would make it: most paths come again, and to parse one takes a
-        tenth of a small exchange's time.
+        tenth of a small exchange's time. `place`: the cell's that it goes to.
         """
+        path = path if place is None else place + path
         found = self._urls.get(path)
         if found is None:
             if len(self._urls) >= _MAX_URLS:
@@ -227,6 +231,36 @@ class Connection:
         if bar is None:
             return self._sent(request.body, request.label)
         return watched(request.body.pieces(), self.progress, request.label, None, bar)
+
+    def learn(self, document: Any) -> None:
+        """Take in which cells there are. Raises ProtocolError."""
+        self.places.learn(document)
+        if self.auth is not None:
+            self.auth.trust(self.places.urls)
+
+    def asks(self, request: Request[Any]) -> bool:
+        """Whether the cells are to be asked for before the request is sent."""
+        return self.socket is None and self.places.unknown(request)
+
+    def sent_on(self, response: httpx.Response | Answer, content: bytes) -> Elsewhere:
+        """Return where a 307 with that body sends its request on to. Raises CrossedAnswer; ProtocolError where no cell
+        sends it.
+        """
+        check_exchange(response)
+        location = location_of(response.headers, content)
+        if location is None:
+            raise _errors.from_answer(response.status_code, response.headers, content)
+        return Elsewhere(location)
+
+    def verify_of(self, url: httpx.URL) -> ssl.SSLContext:
+        """Return the SSL context for connections there: a cell may have TLS where the router has none."""
+        if url.scheme == "https" and self.address.scheme != "https":
+            return context_of(str(url), self._verify)
+        return self.verify
+
+    def options_of(self, place: str | None) -> dict[str, Any]:
+        """Return the arguments of httpx's clients for a cell; None: for the server."""
+        return self.made_of if place is None else {**self.made_of, "verify": self.verify_of(httpx.URL(place))}
 
     def receiver(self, request: Request[T], response: httpx.Response | Answer) -> Receiver[T]:
         """Return what takes this answer's body; see `answers`. Raises CrossedAnswer, ProtocolError."""

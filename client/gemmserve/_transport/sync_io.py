@@ -8,10 +8,13 @@ import time
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import closing
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gemmserve import _errors
-from gemmserve._calls.requests import Pause, Request, Together, Work
+from gemmserve._calls import places
+from gemmserve._calls.places import HOPS, SERVER_ERROR, Elsewhere
+from gemmserve._calls.requests import Pause, Request, Together, Work, document
 from gemmserve._local.session import REFUSED
 from gemmserve._transfer import traces
 from gemmserve._transfer.bodies import Placing, Receiver
@@ -42,23 +45,31 @@ class SyncIO(Connection):
         self._past = transport is None and direct.may_be(self.address, trust_env=self.made_of["trust_env"])
         """Whether exchanges go past the HTTP library."""
 
-    def _make(self) -> httpx.Client:
+    def _make(self, place: str | None = None) -> httpx.Client:
         local = None if self.socket is None else httpx.HTTPTransport(uds=self.socket)
-        return httpx.Client(transport=self._transport or local, **self.made_of)
+        return httpx.Client(transport=self._transport or local, **self.options_of(place))
 
-    def _wire(self) -> direct.Wire:
-        context = self.verify if self.address.scheme == "https" else None
-        return direct.Wire(self.address, path=self.socket, context=context, headers=self.headers, auth=self.auth)
+    def _wire(self, place: str | None = None) -> direct.Wire:
+        base = self.address if place is None else httpx.URL(place)
+        context = self.verify_of(base) if base.scheme == "https" else None
+        return direct.Wire(base, path=self.socket, context=context, headers=self.headers, auth=self.auth)
 
-    def pool(self) -> SyncPool[Any]:
-        """Connections of the process that asks. Raises TransportError where it can have none."""
+    def pool(self, place: str | None = None) -> SyncPool[Any]:
+        """Connections of the process that asks, to the server or to one cell of it. Raises TransportError where it can
+        have none.
+        """
         self.own()
-        found: SyncPool[Any] | None = self._pools.get(self._past)
+        kind = (self._past, place)
+        found: SyncPool[Any] | None = self._pools.get(kind)
         if found is None:
             with connection.lock:
-                made: SyncPool[Any] = SyncPool(self._wire) if self._past else SyncPool(self._make, self._shared_http())
+                made: SyncPool[Any]
+                if self._past:
+                    made = SyncPool(partial(self._wire, place))
+                else:
+                    made = SyncPool(partial(self._make, place), self._shared_http())
                 made.closed = self._closed
-                found = self._pools.setdefault(self._past, made)
+                found = self._pools.setdefault(kind, made)
         return found
 
     def _shared_http(self) -> httpx.Client | None:
@@ -132,8 +143,37 @@ class SyncIO(Connection):
         return self._exchange(request)
 
     def _exchange(self, request: Request[T], bar: SharedBar | None = None) -> T:
+        """One exchange, at the cell that it is for."""
+        if self.asks(request):
+            self._ask()
+        place = self.places.place_of(request)
+        for _ in range(HOPS):
+            try:
+                answer = self._exchange_at(place, request, bar)
+            except _errors.TransportError:
+                if place is not None:
+                    self.places.forget()
+                raise
+            if not isinstance(answer, Elsewhere):
+                return answer
+            self._ask()
+            place = self.places.follow(request, answer.location)
+        raise _errors.ProtocolError(f"cells send {request.path} to each other")
+
+    def _ask(self) -> None:
+        """Ask which cells there are. Raises GemmserveError; a server that does not know has none."""
+        try:
+            self.learn(self._exchange_at(None, document(places.PATH)))
+        except _errors.APIError as error:
+            if error.status is not None and error.status >= SERVER_ERROR:
+                raise
+            self.places.none()
+
+    def _exchange_at(self, place: str | None, request: Request[T], bar: SharedBar | None = None) -> T | Elsewhere:
         with self.errors():
-            with self._open(request, bar) as response:
+            with self._open(request, bar, place) as response:
+                if response.status_code == places.MOVED:
+                    return self.sent_on(response, b"".join(_pieces(response)))
                 receiver = self.receiver(request, response)
                 shown = bar or self.progress.bar(f"receiving {request.label}", length_of(response))
                 try:
@@ -168,9 +208,11 @@ class SyncIO(Connection):
                         return
 
     @contextlib.contextmanager
-    def _open(self, request: Request[Any], bar: SharedBar | None = None) -> Iterator[httpx.Response | direct.Answer]:
+    def _open(
+        self, request: Request[Any], bar: SharedBar | None = None, place: str | None = None
+    ) -> Iterator[httpx.Response | direct.Answer]:
         content = self.content_of(request, bar)
-        pool = self.pool()
+        pool = self.pool(place)
         headers = self.headers_of(request)
         with traces.span_of(request, self.address, headers) as span, pool.connection(idle=request.idle) as http:
             if isinstance(http, direct.Wire):
@@ -178,6 +220,8 @@ class SyncIO(Connection):
                     answer = self._asked(pool, http, request, headers, content)
                     if "set-cookie" in answer.headers:  # something on the way wants it back, which the library does
                         self._past = False
+                    if place is None:
+                        self.places.heard(answer.headers)
                     traces.note(span, answer)
                     yield answer
                 finally:
@@ -185,13 +229,15 @@ class SyncIO(Connection):
                 return
             with http.stream(
                 request.method,
-                self.url_of(http, request.path),
+                self.url_of(http, request.path, place),
                 params=request.query or None,
                 headers=headers,
                 content=content,
                 timeout=self.timeout_of(request),
             ) as response:
                 pool.note(http, response)
+                if place is None:
+                    self.places.heard(response.headers)
                 traces.note(span, response)
                 yield response
 

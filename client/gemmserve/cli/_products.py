@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gemmserve import Client
     from gemmserve.cli._context import Context
 
-_ID: Final = re.compile(r"arr_[0-9a-z]{26}")
+_ID: Final = re.compile(r"arr_[0-9a-z]{26}(?:_[1-9][0-9]{0,2})?")
 
 
 def scalar(text: str) -> complex:

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from starlette.routing import Match
 
 from gemmserve_service.http import problems
+from gemmserve_service.http.cells import routes as cell_routes
 from gemmserve_service.http.inference import descriptions, infer, region_routes
 from gemmserve_service.http.inference.counts import Counts
 from gemmserve_service.http.inference.json_data import JsonMemory
@@ -95,7 +96,7 @@ def create_app(settings: Settings, core: Core) -> FastAPI:
     documentation.install(app)
     for module in (
         oneshot, batch, arrays, deletions, samples, uploads, jobs, devices, overview, health, problem_routes, pages,
-        descriptions, infer, region_routes,
+        descriptions, infer, region_routes, cell_routes,
     ):  # fmt: skip
         app.include_router(module.router)
     # The last one added is the outermost.
@@ -103,7 +104,7 @@ def create_app(settings: Settings, core: Core) -> FastAPI:
     app.add_middleware(DirectRoutes, endpoints=direct, routes=infer.ROUTES)
     app.add_middleware(ContentDigests)
     app.add_middleware(HeadRequests, own=partial(_knows_head, app))
-    app.add_middleware(Access, gate=app.state.gate, limits=BodyLimits(settings))
+    app.add_middleware(Access, gate=app.state.gate, limits=BodyLimits(settings), cells=core.cells)
     app.add_middleware(BodyRate, settings=settings)
     app.add_middleware(Observe, metrics=app.state.metrics, audit=app.state.audit, tracing=core.tracing)
     return app

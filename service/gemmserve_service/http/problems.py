@@ -27,6 +27,7 @@ from gemmserve_service.errors import (
     ItemInvalid,
     JobFailed,
     NotFound,
+    OtherCell,
     ServiceError,
     StepInvalid,
     Unauthorized,
@@ -153,6 +154,8 @@ def problem_response(error: BaseException, headers: Mapping[str, str] | None = N
     elif isinstance(error, Forbidden):
         scope = error.extra.get("scope", "")
         sent.setdefault("WWW-Authenticate", f'{_CHALLENGE}, error="insufficient_scope", scope="{scope}"')
+    elif isinstance(error, OtherCell):
+        sent.setdefault("Location", error.location)
     elif isinstance(error, UnsupportedCoding):
         sent.setdefault("Accept-Encoding", error.accepted)  # RFC 9110, section 15.5.16
     # ASCII, so that a lone surrogate quoted from a request cannot break the answer.

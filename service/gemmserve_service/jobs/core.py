@@ -6,6 +6,7 @@ import logging
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gemmserve_service.jobs.job_queue import SqliteQueue
@@ -17,6 +18,7 @@ from gemmserve_service.store.array_store import ArrayStore
 from gemmserve_service.store.database.database import Database
 from gemmserve_service.store.quotas import Quotas
 from gemmserve_service.store.resumable.uploads import ResumableUploads
+from gemmserve_service.tenancy.cells import read_cells
 from gemmserve_service.tenancy.keyring import KeyringError, KeyringWatch
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from gemmserve_service.runtime.tracing.spans import Tracing
     from gemmserve_service.settings import Settings
     from gemmserve_service.store.extents.arena import Arena
+    from gemmserve_service.tenancy.api_keys import Quota
 
 _WAIT_FOR_THE_NEXT: Final = "Wait until it is started again: jobs that were accepted go on then."
 _LOOK_AT_THE_WORKERS: Final = (
@@ -83,7 +86,8 @@ class Core:
         self.observers: list[Observer] = []
         self.database = Database(settings.data_dir / "gemmserve.sqlite", durability=settings.durability)
         self.keyring = keyring or KeyringWatch(settings.data_dir, settings.keys_file)
-        self.quotas = Quotas(self.keyring.quota, self.database)
+        self.cells = read_cells(settings)
+        self.quotas = Quotas(partial(_share, self.keyring.quota, self.cells.count), self.database)
         self.store = ArrayStore(settings, self.database, self.quotas, arena)
         self.uploads = ResumableUploads(settings, self.store, self.database, self.quotas)
         self.scheduler = Scheduler(settings, self.store, executor)
@@ -109,6 +113,8 @@ class Core:
             await self.database.start()
             await self.quotas.start()
             await self.store.start(keep=await self.uploads.load())
+            if self.store.tier is not None:
+                self.store.tier.on_arrival(self.scheduler.dispatch_soon)
             await self.uploads.start()
             self._check_keys()
             await self.jobs.start()
@@ -242,3 +248,9 @@ class Core:
         """`usage` of every owner that has a key or uses anything."""
         owners = {*self.keyring.current.owners, *self.quotas.owners()} - {""}
         return [self.usage(owner) for owner in sorted(owners)]
+
+
+def _share(quota_of: Callable[[str], Quota], cells: int, owner: str) -> Quota:
+    """An owner's limits in one of so many cells: an equal part of each, of bytes and jobs rounded up."""
+    quota = quota_of(owner)
+    return quota if cells == 1 else quota.part(cells)

@@ -279,7 +279,7 @@ class Jobs(LiveJobs):
             try:
                 steps = self.scheduler.admissions.take_steps(owner, steps_of(request))
                 try:
-                    task = await self._prepare(new_id("job"), request, owner, claim=claim)
+                    task = await self._prepare(new_id("job", self.settings.cell), request, owner, claim=claim)
                 except BaseException:
                     steps()
                     raise

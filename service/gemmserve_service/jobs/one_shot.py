@@ -98,7 +98,7 @@ async def run_once(
         undo.pop_all()
     waiter = Waiter(asyncio.get_running_loop().create_future())
     task = Task(
-        new_id("job"),
+        new_id("job", scheduler.settings.cell),
         params,
         problem,
         pins,

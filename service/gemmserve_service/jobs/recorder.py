@@ -8,7 +8,7 @@ import logging
 import sqlite3
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve_service.errors import StoreFull
+from gemmserve_service.errors import StoreFull, TierUnavailable
 from gemmserve_service.store.database.migrations import DatabaseError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _MIN_RETRY_S: Final = 0.1
 _MAX_RETRY_S: Final = 5.0
-_PASSING: Final = (StoreFull, DatabaseError, sqlite3.OperationalError, OSError)
+_PASSING: Final = (StoreFull, TierUnavailable, DatabaseError, sqlite3.OperationalError, OSError)
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +59,9 @@ class Recorder:
         delay_s = _MIN_RETRY_S
         while True:
             try:
-                for upload in uploads:
+                for upload, row in zip(uploads, rows, strict=False):  # none to secure, or as many
                     await self._store.secure(upload)
+                    row["tier"] = upload.tier
                 await asyncio.shield(self._queue.finish(info, rows))
             except _PASSING as error:
                 if any(upload.extent is not None and upload.extent.failed for upload in uploads):

@@ -98,6 +98,7 @@ def run(settings: Settings) -> int:
         check_keys(settings)
         _check_certificate(settings)
         _check_probe(settings)
+        _check_cells(settings)
         _check_ray(settings)
         lock_fd = lock(settings.data_dir, stack)
         listener = stack.enter_context(listen(settings.host, settings.port))
@@ -437,6 +438,18 @@ def _check_probe(settings: Settings) -> None:
         read_rates(settings.probe_file)
     except (OSError, ValueError) as error:  # ParameterInvalid is a ValueError
         raise StartError(f"the rates in {settings.probe_file} cannot be used: {error}") from error
+
+
+def _check_cells(settings: Settings) -> None:
+    """Raises StartError for a file of cells that the front could not use."""
+    if settings.cells_file is None:
+        return
+    from gemmserve_service.tenancy.cells import CellsError, read_cells
+
+    try:
+        read_cells(settings)
+    except CellsError as error:
+        raise StartError(str(error)) from error
 
 
 def _check_ray(settings: Settings) -> None:

@@ -471,6 +471,10 @@ class Scheduler:
         if task.whole not in self.queue:
             self.queue.push(task.whole)
 
+    def dispatch_soon(self) -> None:
+        """Look, in this turn of the event loop, at tasks that may have waited for operands."""
+        self._dispatch_soon()
+
     def _dispatch_soon(self) -> None:
         if not self._dispatching:
             self._dispatching = True

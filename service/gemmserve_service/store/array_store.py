@@ -11,9 +11,10 @@ import logging
 import math
 from datetime import timedelta
 from functools import lru_cache, partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from gemmserve_service.errors import Gone, NotFound
+from gemmserve_service.errors import Gone, NotFound, TierUnavailable
 from gemmserve_service.runtime.background import Background, report
 from gemmserve_service.runtime.clock import now
 from gemmserve_service.runtime.ids import new_id
@@ -28,6 +29,7 @@ from gemmserve_service.store.extents.space import Room, Space
 from gemmserve_service.store.pin import Pinned
 from gemmserve_service.store.quotas import Quotas
 from gemmserve_service.store.record import NO_TAGS, ArraySpec, Record
+from gemmserve_service.store.tier.cold import Cold
 from gemmserve_service.store.upload import Upload
 
 if TYPE_CHECKING:
@@ -44,8 +46,10 @@ if TYPE_CHECKING:
     from gemmserve_service.store.extents.shared_memory import Memory
     from gemmserve_service.store.pending import PendingResults
     from gemmserve_service.store.record import Tags
+    from gemmserve_service.store.tier.tier import Tier
 
 _SQL: Final = load_sql("arrays")
+_TIER: Final = load_sql("tier")
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +75,10 @@ class ArrayStore:
         self._pending_released: list[Callable[[PendingResults], None]] = []
         self.arena = arena
         self._space = Space(settings, self.quotas, self._destroyed, arena)
+        self.tier: Tier | None = None
+        """Tier that cold arrays go to, where settings name one; there from `start` on."""
+        self.began = new_id("arr")
+        """Id before those of all arrays that this process makes."""
         self._files, self._memory = self._space.files, self._space.memory
 
     # -- life cycle -------------------------------------------------------------------------------------------------
@@ -83,6 +91,18 @@ class ArrayStore:
         folder = self.settings.data_dir / "extents"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.found_pending = await recovery.take(self.database, self._catalog, self._space, keep)
+        if self.settings.tier is not None:
+            from gemmserve_service.store.tier.objects import Objects
+            from gemmserve_service.store.tier.tier import Tier
+
+            self.tier = Tier(self, await asyncio.to_thread(Objects, self.settings.tier))
+            for record in self._catalog:
+                self.tier.add(record, found=True)
+            await self.tier.start()
+        else:
+            for record in self._catalog:
+                if record.cold is not None:
+                    record.cold.error = _without_tier()
 
     def finish_recovery(self) -> None:
         """Frees hidden arrays that no job needs any more; from here on arrays expire."""
@@ -91,7 +111,9 @@ class ArrayStore:
         self._background.spawn(self.expiry.run())
 
     async def stop(self) -> None:
-        """Stops the sweeper and the hash threads; arrays stay where they are."""
+        """Stops the sweeper, the tier and the hash threads; arrays stay where they are."""
+        if self.tier is not None:
+            await self.tier.stop()
         await self._background.stop()
         await self.digests.stop()
         self._space.trim()
@@ -150,7 +172,8 @@ class ArrayStore:
             ttl_s = self.settings.default_ttl_s
         elif ttl_s == math.inf:
             ttl_s = None
-        spec = ArraySpec(new_id("arr"), _name_of(dtype), tuple(shape), order, nbytes, ttl_s, scratch, owner, tags=tags)
+        array_id = new_id("arr", self.settings.cell)
+        spec = ArraySpec(array_id, _name_of(dtype), tuple(shape), order, nbytes, ttl_s, scratch, owner, tags=tags)
         return Upload(self, spec, extent, byteswap=byteswap)
 
     def adopt(self, spec: ArraySpec, extent_name: str | None, *, byteswap: bool) -> Upload | None:
@@ -203,6 +226,26 @@ class ArrayStore:
     def check_size(self, nbytes: int, *, scratch: bool = False, owner: str = "") -> None:
         """Raises TooLarge, StoreFull or QuotaExceeded if `nbytes` more could not be reserved now."""
         self._space.check(nbytes, scratch=scratch, owner=owner)
+
+    async def make_room(self, nbytes: int, owner: str) -> None:
+        """Return when there is room for an array of `nbytes` more, if arrays that leave for the tier can make it, in
+        the turn of the event loop in which there is; without a tier at once. Raises StoreFull, TierUnavailable,
+        TooLarge, QuotaExceeded.
+        """
+        if self.tier is not None:
+            self._space.check_limits(nbytes, owner=owner)
+            await self.tier.make_room(nbytes)
+
+    async def bring_back(self, pins: Sequence[Pinned], timeout_s: float | None) -> None:
+        """Return when the bytes of those of these arrays that are in the tier alone are in files; what the pins hold
+        stays there from then on until they are used or released. Raises TierUnavailable, ArrayCorrupt, JobTimeout,
+        Draining.
+        """
+        if not any(pinned.cold is not None for pinned in pins):
+            return
+        if self.tier is None:
+            raise _without_tier()
+        await self.tier.bring_back(pins, timeout_s)
 
     async def info(self, array_id: str, *, owner: str = "") -> ArrayInfo:
         """Metadata. Raises NotFound (also when deleted, or not of `owner`; "" sees everybody's), Gone (expired)."""
@@ -338,7 +381,7 @@ class ArrayStore:
             return spec
         await self.secure(upload)
         info = self.describe(upload)
-        row = to_row(info, upload.extent)
+        row = to_row(info, upload.extent, tier=upload.tier)
 
         def write(db: sqlite3.Connection) -> None:
             self.insert_rows(db, [row])
@@ -360,7 +403,7 @@ class ArrayStore:
     @property
     def secures(self) -> bool:
         """Whether settings ask for bytes on the disk before the row that names them: `secure` takes its time."""
-        return self.settings.durability == "power"
+        return self.settings.durability != "process"
 
     async def secure(self, upload: Upload) -> None:
         """Put the bytes on the disk before the row that names them, where settings ask for that. Raises OSError; after
@@ -368,6 +411,16 @@ class ArrayStore:
         """
         if self.secures and upload.extent is not None:
             await asyncio.to_thread(upload.extent.flush)
+        await self.replicate((upload,))
+
+    async def replicate(self, arrays: Iterable[Record | Upload], views: Iterable[memoryview] = ()) -> None:
+        """Have the tier take arrays, where settings ask for that. `views`: their bytes, where they are in no file of
+        theirs. Raises TierUnavailable, StoreFull.
+        """
+        if self.settings.durability == "replicated" and self.tier is not None:
+            for array, view in zip_longest(arrays, views):
+                if not (isinstance(array, Record) and array.freed):
+                    await self.tier.replicate(array, view)
 
     async def secure_all(self, records: Iterable[Record]) -> None:
         """`secure`, for arrays whose bytes came after their row. Raises OSError likewise."""
@@ -375,6 +428,7 @@ class ArrayStore:
             for record in records:
                 if record.extent is not None and not record.freed:  # what is deleted meanwhile has no bytes to secure
                     await asyncio.to_thread(record.extent.flush)
+                    await self.replicate((record,))
 
     def set_written(self, records: Iterable[Record], written: int) -> asyncio.Future[Any]:
         """Puts on record that arrays' bytes are in the store (1), or lost for good (-1)."""
@@ -383,6 +437,7 @@ class ArrayStore:
                 "id": record.info.id,
                 "written": written,
                 "extent": None if record.extent is None or written < 1 else record.extent.name,
+                "tier": record.tier,
             }
             for record in records
         ]
@@ -415,13 +470,18 @@ class ArrayStore:
     def index(self, info: ArrayInfo, upload: Upload) -> Record:
         """Shows an array whose row is committed."""
         record = Record(self.expiry.commit(info, upload.jumped_s), upload.extent)
+        record.tier = upload.tier
         self._catalog.add(record)
+        if self.tier is not None:
+            self.tier.add(record)
         if info.expires_at is not None:
             self.expiry.wake(info.expires_at.timestamp())
         return record
 
     def release(self, upload: Upload, *, reusable: bool = True) -> None:
         """Gives the space of an upload back that was never published (or was scratch)."""
+        if self.tier is not None and not upload.spec.scratch:
+            self.tier.forget_upload(upload)
         self._space.free(upload.extent, upload.spec, reusable=reusable)
 
     def settle(self, record: Record) -> None:
@@ -432,6 +492,8 @@ class ArrayStore:
             for released in self._pending_released:
                 released(record.pending)  # which settles it when no worker writes to it any more
             return
+        if self.tier is not None:
+            self.tier.used(record)
         if not record.hidden or record.pins or record.freed:
             return
         info = record.info
@@ -442,9 +504,18 @@ class ArrayStore:
             self._space.free(record.extent, info)
             return
         statement = _SQL["remove" if record.state == "deleted" else "forget_extent"]
-        self.database.write_soon(lambda db: db.execute(statement, {"id": info.id})).add_done_callback(report)
+        in_tier = record.tier is not None if self.tier is None else self.tier.removed(record)
+
+        def forget(db: sqlite3.Connection) -> None:
+            db.execute(statement, {"id": info.id})
+            if in_tier:
+                db.execute(_TIER["add_garbage"], {"id": info.id})
+
+        self.database.write_soon(forget).add_done_callback(report)
         self._catalog.remove(record)
-        if not record.lost:
+        if record.cold is not None:
+            self._space.free_elsewhere(info.nbytes, info.owner)
+        elif not record.lost:
             self._space.free(record.extent, info, reusable=not record.tainted)
         for callback in self._gone:
             callback(info.id)
@@ -455,9 +526,37 @@ class ArrayStore:
             extent, record.extent, record.lost = record.extent, None, True
             self._space.free(extent, record.info, reusable=not record.tainted)
 
+    # -- for the tier ------------------------------------------------------------------------------------------------
+
+    def knows(self, array_id: str) -> bool:
+        """Whether there is a record of an array, hidden or not."""
+        return self._catalog.get(array_id) is not None
+
+    def is_file(self, extent: Extent) -> bool:
+        """Whether an extent is one of the store's files."""
+        return extent.fd is None and not (self.arena is not None and self.arena.owns(extent))
+
+    def take_extent(self, nbytes: int) -> Extent:
+        """Return a file for an array that comes back. Raises StoreFull, OSError."""
+        return self._space.take_again(nbytes)
+
+    def give_extent_back(self, record: Record, extent: Extent) -> None:
+        """Take the file of an array back whose bytes are in the tier."""
+        self._space.give_up(extent, record.info.nbytes, reusable=not record.tainted)
+
+    async def adopt_cold(self, info: ArrayInfo, digests: bytes) -> None:
+        """Take an array in that the tier alone knows."""
+        row = to_row(info, None, tier=digests)
+        await self.database.write(lambda db: self.insert_rows(db, [row]))
+        record = Record(info, None, tier=digests, cold=Cold() if info.nbytes else None)
+        self._space.adopt_elsewhere(info.nbytes, info.owner)
+        self._catalog.add(record)
+        assert self.tier is not None
+        self.tier.add(record, found=True)
+
     def touch(self, extent: Extent) -> None:
         """Marks a file extent's mapping as used."""
-        if extent.fd is None and not (self.arena is not None and self.arena.owns(extent)):
+        if self.is_file(extent):
             self._files.touch(extent)
 
 
@@ -465,6 +564,10 @@ class ArrayStore:
 def _name_of(dtype: np.dtype[Any]) -> str:
     """The dtype's name, whatever its byte order: NumPy works it out every time."""
     return dtype.newbyteorder("=").name
+
+
+def _without_tier() -> TierUnavailable:
+    return TierUnavailable("the array's bytes are in a tier, and this server was started without GEMMSERVE_TIER")
 
 
 def _succeeded(done: asyncio.Future[Any]) -> bool:

@@ -199,9 +199,9 @@ def _take_out(ids: list[str], array_id: str) -> None:
         del ids[index]
 
 
-def to_row(info: ArrayInfo, extent: Extent | None, job: str | None = None) -> dict[str, Any]:
+def to_row(info: ArrayInfo, extent: Extent | None, job: str | None = None, tier: bytes | None = None) -> dict[str, Any]:
     """The parameters of the statement `insert` of sql/arrays.sql. `job`: of a result that is to be written later, whose
-    row names no extent before its bytes are there.
+    row names no extent before its bytes are there. `tier`: digests of its object in the tier.
     """
     return {
         "id": info.id,
@@ -218,6 +218,7 @@ def to_row(info: ArrayInfo, extent: Extent | None, job: str | None = None) -> di
         "job": job,
         "name": info.name,
         "labels": json.dumps(info.labels) if info.labels else None,
+        "tier": tier,
     }
 
 

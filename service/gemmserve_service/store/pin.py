@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gemmserve_service.store.extents.extents import Extent
     from gemmserve_service.store.pending import PendingResults
     from gemmserve_service.store.record import Record
+    from gemmserve_service.store.tier.cold import Cold
 
 
 _MAX_READERS: Final = 64
@@ -30,7 +31,7 @@ class Keeper(Protocol):
 class Pinned:
     """Keeps an array's bytes alive and unchanged until released; a context manager."""
 
-    __slots__ = ("_arena_view", "_record", "_store", "_view", "info")
+    __slots__ = ("_arena_view", "_record", "_store", "_view", "info", "used")
 
     def __init__(self, store: Keeper, record: Record) -> None:
         self.info = record.info
@@ -39,6 +40,8 @@ class Pinned:
         self._view: memoryview | None = None
         self._arena_view: memoryview | None = None
         """View of what this was told of the host arena: it serves nobody else before this is released."""
+        self.used = False
+        """Whether somebody was told where the bytes are: they stay there until the pin is released."""
         record.pins += 1
 
     @property
@@ -46,9 +49,12 @@ class Pinned:
         """Extent that holds the bytes, and does so until the pin is released; None for an array of zero bytes. Of
         pending results: where a worker was told to write them. Raises ValueError for those that have no place yet.
         """
-        record = self._record
-        if record is None:
-            raise ValueError("the pin is released")
+        record = self.record
+        if record.cold is not None:
+            raise ValueError("the array's bytes are in the tier")
+        if not self.used:
+            self.used = True
+            record.users += 1
         extent, pending = record.extent, record.pending
         if pending is not None and (extent is None or pending.state is State.HOST):
             extent = pending.places.get(self.info.id, extent)
@@ -56,6 +62,18 @@ class Pinned:
         if extent is None and self.info.nbytes:
             raise ValueError("the array has no place yet")
         return extent
+
+    @property
+    def record(self) -> Record:
+        """The array's record. Raises ValueError if the pin is released."""
+        if self._record is None:
+            raise ValueError("the pin is released")
+        return self._record
+
+    @property
+    def cold(self) -> Cold | None:
+        """Set while the array's bytes are in the tier alone: `ArrayStore.bring_back` has them come."""
+        return None if self._record is None else self._record.cold
 
     @property
     def pending(self) -> PendingResults | None:
@@ -108,9 +126,11 @@ class Pinned:
 
     def share(self) -> Pinned:
         """Another hold on the same array."""
-        if self._record is None:
-            raise ValueError("the pin is released")
-        return Pinned(self._store, self._record)
+        other = Pinned(self._store, self.record)
+        if self.used:
+            other.used = True
+            self.record.users += 1
+        return other
 
     def release(self) -> None:
         """Lets go; idempotent. Views that are still around stay valid, their extent is not reused before they go."""
@@ -118,6 +138,7 @@ class Pinned:
         self._view = self._arena_view = None
         if record is not None:
             record.pins -= 1
+            record.users -= self.used
             self._store.settle(record)
 
     def __enter__(self) -> Self:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gemmserve_service.schemas import ArrayInfo
     from gemmserve_service.store.extents.extents import Extent
     from gemmserve_service.store.pending import PendingResults
+    from gemmserve_service.store.tier.cold import Cold
 
 State = Literal["live", "deleted", "expired"]
 
@@ -76,6 +77,13 @@ class Record:
     """The pending results that it is one of; None: its bytes are in the extent."""
     tainted: bool = False
     """Whether a process that was lost may still write to the extent: it serves no other array."""
+
+    users: int = 0
+    """Pins whose holders were told where the bytes are."""
+    tier: bytes | None = None
+    """SHA-256 of the chunks of its object in the tier; None: it has none."""
+    cold: Cold | None = None
+    """Set while its bytes are in the tier alone."""
 
     def expired(self, now: float | None = None) -> bool:
         """Whether its time has passed."""

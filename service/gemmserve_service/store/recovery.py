@@ -10,6 +10,7 @@ from gemmserve_service.store.catalog import Catalog, from_row
 from gemmserve_service.store.database.database import load_sql
 from gemmserve_service.store.pending import PendingResults, State, lost
 from gemmserve_service.store.record import Record
+from gemmserve_service.store.tier.cold import Cold
 
 if TYPE_CHECKING:
     import sqlite3
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from gemmserve_service.store.extents.space import Space
 
 _SQL: Final = load_sql("arrays")
+_TIER: Final = load_sql("tier")
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,9 @@ async def take(database: Database, catalog: Catalog, space: Space, keep: Iterabl
         outlived = row["state"] != "live" and row["extent"] in live
         if outlived or not _take_row(row, catalog, space, found):
             missing.append(row["id"])
+    if gone := [{"id": row["id"]} for row in rows if row["extent"] and _is_cold(catalog.get(row["id"]))]:
+        log.warning("recovery: %d arrays whose files are gone are in the tier", len(gone))
+        await database.write(lambda db: db.executemany(_TIER["forget_extents"], gone))
     for array_id in missing:
         await database.write(partial(remove, array_id))
     stored = (record.extent.name for record in catalog if record.extent is not None)
@@ -47,7 +52,7 @@ async def take(database: Database, catalog: Catalog, space: Space, keep: Iterabl
 
 def _take_row(row: sqlite3.Row, catalog: Catalog, space: Space, found: dict[str, PendingResults]) -> bool:
     """Takes one row in. False: its bytes are missing or cut short."""
-    unplaced = row["extent"] is None and row["nbytes"] > 0
+    unplaced = row["extent"] is None and row["nbytes"] > 0 and row["tier"] is None
     if unplaced and row["written"] == 1:
         return bool(row["state"] == "expired")
     extent = None
@@ -55,10 +60,14 @@ def _take_row(row: sqlite3.Row, catalog: Catalog, space: Space, found: dict[str,
         space.adopt_promise(row["nbytes"], row["owner"])
     if row["extent"] is not None:
         extent = space.adopt(row["extent"], row["nbytes"], row["owner"])
-        if extent is None:
+        if extent is None and row["tier"] is None:
             return False
     record = Record(from_row(row), extent, state=row["state"], hidden=row["state"] != "live")
     record.npy_sha256 = row["npy_sha256"]
+    record.tier = row["tier"]
+    if extent is None and record.tier is not None and row["nbytes"]:
+        record.cold = Cold()
+        space.adopt_elsewhere(row["nbytes"], row["owner"])
     catalog.add(record)
     if row["written"] != 1:
         job = row["job"] or ""
@@ -69,6 +78,10 @@ def _take_row(row: sqlite3.Row, catalog: Catalog, space: Space, found: dict[str,
             record.lost = record.extent is None
             record.pending.state, record.pending.error = State.FAILED, lost(job)
     return True
+
+
+def _is_cold(record: Record | None) -> bool:
+    return record is not None and record.cold is not None
 
 
 def remove(array_id: str, db: sqlite3.Connection) -> None:

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from gemmserve_service.errors import StoreFull
+from gemmserve_service.errors import StoreFull, TierUnavailable
 from gemmserve_service.runtime.background import Background
 from gemmserve_service.store.pending import State
 
@@ -123,7 +123,7 @@ class Spill:
         """Copy results once; what fails lets others pass, and is tried again."""
         try:
             await self._attempt(pending)
-        except (StoreFull, OSError) as error:
+        except (StoreFull, TierUnavailable, OSError) as error:
             self._try_later(pending, error)
         finally:
             self._copying -= 1
@@ -156,11 +156,16 @@ class Spill:
                 return pending.state is State.HOST and not self._stopping.is_set()
 
             loop = asyncio.get_running_loop()
-            secure = self._store.settings.durability == "power"
+            secure = self._store.secures
             work = loop.run_in_executor(self._threads, _write, views, places, wanted, secure)
             del views  # the thread's alone: the block is nobody's when it has ended
             try:
                 written = await work and pending.state is State.HOST
+                if written:
+                    arena = [record.extent.view(record.info.nbytes) for record in records if record.extent is not None]
+                    await self._store.replicate(records, arena)
+                    del arena
+                    written = pending.state is State.HOST
             except BaseException:
                 reusable = False  # the disk fails there; or this was cancelled, and the thread may write on
                 raise

@@ -68,6 +68,8 @@ class Upload:
         """Runs in the transaction that makes this an array."""
         self.named = False
         """Whether a row names the space already: then it serves no other array, for the row may outlive this."""
+        self.tier: bytes | None = None
+        """SHA-256 of the chunks of its object in the tier, once that is written."""
         self.jumped_s = 0.0
         """`Expiry.jumped_s` when its info was made."""
 

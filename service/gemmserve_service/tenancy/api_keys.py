@@ -59,6 +59,15 @@ class Quota(BaseModel):
     queued_jobs: int | None = Field(None, ge=0, description="jobs that wait or run")
     device_seconds_per_day: float | None = Field(None, ge=0, description="device time from midnight to midnight, UTC")
 
+    def part(self, count: int) -> Quota:
+        """Return an equal part of every limit, for one of `count` cells; bytes and jobs are rounded up."""
+        whole = {name: getattr(self, name) for name in ("stored_bytes", "inflight_bytes", "queued_jobs")}
+        seconds = self.device_seconds_per_day
+        return Quota(
+            **{name: None if limit is None else -(-limit // count) for name, limit in whole.items()},
+            device_seconds_per_day=None if seconds is None else seconds / count,
+        )
+
 
 class Owner(BaseModel):
     """Owner of arrays and jobs: one or several keys act for it. Its id is that of its first key."""

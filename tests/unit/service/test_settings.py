@@ -73,7 +73,7 @@ def test_devices(device):
         ({"max_array_bytes": 0}, "greater than or equal to 1"),
         ({"max_attempts": 0}, "greater than or equal to 1"),
         ({"default_ttl_s": 0}, "greater than 0"),
-        ({"durability": "none at all"}, "'process' or 'power'"),
+        ({"durability": "none at all"}, "'process', 'power' or 'replicated'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(fields, reason):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gemmserve_service.jobs.core import Core
     from gemmserve_service.jobs.one_shot import EndedJob
     from gemmserve_service.schemas import JobInfo, JobState
+    from gemmserve_service.store.tier.tier import Tier
 
 # Seconds from a kernel of 100 us to a queue of minutes, a factor of about 3 apart.
 _SECONDS: Final = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
@@ -206,6 +207,8 @@ class _Gauges(Collector):
             ("write_backs_spared", "Jobs whose results were deleted before they were written.", writes.spared),
         ):
             yield CounterMetricFamily(f"gemmserve_{name}", text, value=value)
+        if store.tier is not None:
+            yield from _of_tier(store.tier)
         kept = [(worker.id, worker.kept) for worker in workers if worker.kept is not None]
         for name, text, field in (
             ("cache_bytes", "Bytes of copies of arrays and of what was prepared of them.", "used"),
@@ -253,6 +256,25 @@ class _Gauges(Collector):
         for device, health in sensors:
             family.add_metric([device], len(health.warnings))
         yield family
+
+
+def _of_tier(tier: Tier) -> Iterator[Metric]:
+    for name, text, value in (
+        (
+            "tier_bytes",
+            "Bytes of arrays that are in the tier, whether in the store's files too or not.",
+            tier.used_bytes,
+        ),
+        ("tier_arrays", "Arrays that are in the tier, likewise.", tier.arrays),
+        ("tier_queue", "Requests for arrays that have not come back, and arrays that are leaving.", tier.waiting),
+    ):
+        yield GaugeMetricFamily(f"gemmserve_{name}", text, value=value)
+    for name, text, value in (
+        ("tier_out_bytes", "Bytes written to the tier.", tier.bytes_out),
+        ("tier_in_bytes", "Bytes read from the tier.", tier.bytes_in),
+        ("tier_failures", "Reads, writes and deletions in the tier that failed.", tier.failures),
+    ):
+        yield CounterMetricFamily(f"gemmserve_{name}", text, value=value)
 
 
 def _by_device(

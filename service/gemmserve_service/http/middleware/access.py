@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.datastructures import Headers
 
-from gemmserve_service.errors import InvalidRequest, NotFound, ServiceError, TooLarge
+from gemmserve_service.errors import InvalidRequest, NotFound, OtherCell, ServiceError, TooLarge
+from gemmserve_service.http.cells.redirects import check_cell
 from gemmserve_service.http.headers.content_coding import check_coding
 from gemmserve_service.http.middleware.hosts import HostRule
 from gemmserve_service.http.problems import HostNotAllowed, OriginNotAllowed, problem_response
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from gemmserve_service.http.middleware.body_limits import BodyLimits
     from gemmserve_service.settings import Settings
+    from gemmserve_service.tenancy.cells import Cells
     from gemmserve_service.tenancy.identity import Caller
     from gemmserve_service.tenancy.keyring import KeyringWatch
 
@@ -86,13 +88,15 @@ class Gate:
 
 class Access:
     """Lets a request through with its `Caller` in ``request.state.caller``, or answers 401, 403, 404, 422 where a
-    parameter is given twice, 415 where its body has a coding that is not read there, or 413 where that is too long.
+    parameter is given twice, 415 where its body has a coding that is not read there, 413 where that is too long, or
+    307 where it is another cell's.
     """
 
-    def __init__(self, app: ASGIApp, gate: Gate, limits: BodyLimits) -> None:
+    def __init__(self, app: ASGIApp, gate: Gate, limits: BodyLimits, cells: Cells) -> None:
         self._app = app
         self._gate = gate
         self._limits = limits
+        self._cells = cells if cells.urls else None
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -108,8 +112,10 @@ class Access:
             check_query(scope["query_string"])
             check_coding(scope["method"], scope["path"], headers.getlist("content-encoding"))
             self._limits.check(scope)
+            if self._cells is not None:
+                check_cell(self._cells, scope, headers)
         except ServiceError as refusal:
-            unread = isinstance(refusal, TooLarge)  # nobody reads such a body
+            unread = isinstance(refusal, TooLarge | OtherCell)  # nobody reads such a body
             await problem_response(refusal, {"Connection": "close"} if unread else None)(scope, receive, send)
             return
         await self._app(scope, receive, send)

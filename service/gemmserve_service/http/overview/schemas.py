@@ -83,6 +83,7 @@ class Memory(_Model):
     resident: Residency
     arena: Space | None = Field(description="host memory for results on their way to files; null: there is none")
     store: Space = Field(description="stored arrays")
+    tier: Space | None = Field(None, description="arrays in the tier below the store; null: there is none")
 
 
 class FailureProblem(_Model):

@@ -210,6 +210,7 @@ def _memory(core: Core) -> Memory:
         ),
         arena=None if arena is None else Space(bytes=arena.used_bytes, limit=arena.nbytes),
         store=Space(bytes=store.used_bytes, limit=core.settings.max_store_bytes),
+        tier=None if store.tier is None else Space(bytes=store.tier.used_bytes, limit=core.settings.max_tier_bytes),
     )
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gemmserve_service.store.pin import Pinned
 
 _MAX_ERRORS: Final = 4  # that are told of one product: there may be ten thousand that are wrong
-_ID: Final = re.compile(r"arr_[0-9a-z]{26}")
+_ID: Final = re.compile(r"arr_[0-9a-z]{26}(?:_[1-9][0-9]{0,2})?")
 _KINDS: Final[dict[object, type[GemmParams | GemmReduceParams]]] = {
     "gemm": GemmParams,
     "gemm_reduce": GemmReduceParams,
@@ -103,10 +103,12 @@ class StoredItems:
         held: contextlib.ExitStack,
         owner: str,
         readable: Callable[[Pinned], Awaitable[object]],
+        there: Callable[[list[Pinned]], Awaitable[object]],
     ) -> list[Item | ServiceError]:
         """Every product with its operands held, or what is wrong with it. Others have their turns meanwhile.
 
-        `readable` returns when an operand's bytes can be read; what it raises is raised.
+        `readable` returns when an operand's bytes can be read, `there` when all are in the store that are in its tier;
+        what they raise is raised.
         """
         pins: dict[str, Pinned | ServiceError] = {}
 
@@ -127,6 +129,7 @@ class StoredItems:
             await turns.pause()
         # A batch reads them where they lie together: not from the device that has some.
         found = [pinned for pinned in pins.values() if not isinstance(pinned, ServiceError)]
+        await there(found)
         await asyncio.gather(*(readable(pinned) for pinned in found if pinned.pending is not None))
         arrays = {name: pin if isinstance(pin, ServiceError) else placed(pin) for name, pin in pins.items()}
 

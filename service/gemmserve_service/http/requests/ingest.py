@@ -91,6 +91,7 @@ async def receive_array(
         else:
             _check_length(declared, length)
         stack.enter_context(core.quotas.in_flight(owner, declared.nbytes))
+        await core.store.make_room(declared.nbytes, owner)
         upload = declared.reserve(core.store, ttl_s=ttl_s, owner=owner, tags=tags)
         try:
             upload.write(first)
@@ -125,6 +126,7 @@ async def _receive_shared(
         if first or length != len(declared.header):
             raise BodyTooLong(f"{NPY_HEADER} is a header alone, its data are in shared memory")
         with core.quotas.in_flight(owner, declared.nbytes):
+            await core.store.make_room(declared.nbytes, owner)
             upload = await receive_shared(memory, declared, core.store, **options)
             return cast("ArrayInfo", await upload.commit(expected, prefix=declared.header))
     finally:

@@ -13,6 +13,7 @@ from gemmserve.wire import NPY, OCTET_STREAM
 from gemmserve_kernels.problem.vocabulary import Dtype
 from gemmserve_service.http.answers.coded import coded, worth_coding
 from gemmserve_service.http.answers.pieces import Pieces, PiecesResponse
+from gemmserve_service.http.cells.redirects import check_download
 from gemmserve_service.http.headers.content_coding import ZSTD, chosen_coding
 from gemmserve_service.http.headers.digests import digest_field, wants_sha256
 from gemmserve_service.http.headers.preferences import choose_media_type
@@ -36,7 +37,10 @@ from gemmserve_service.http.routes.common import (
 from gemmserve_service.schemas import ArrayInfo, ArrayPage
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
     from gemmserve_service.jobs.core import Core
+    from gemmserve_service.store.pin import Pinned
 
 router = APIRouter(tags=["arrays"], default_response_class=Response)
 
@@ -74,7 +78,7 @@ class UploadQuery(TagsQuery):
         **doc.problems(
             "invalid-npy", "body-length", "digest-mismatch", "invalid-request", "length-required", "too-large",
             "unsupported-media-type", "dtype-unsupported", "parameter-invalid", "draining", "store-full",
-            "quota-exceeded", "request-timeout", "descriptor-refused",
+            "quota-exceeded", "request-timeout", "descriptor-refused", "tier-unavailable",
         ),
     },
     openapi_extra=doc.array_body()
@@ -184,7 +188,8 @@ _DATA_DOCS = {
     ),
     304: {"description": "If-None-Match holds."},
     **doc.problems(
-        "not-found", "gone", "array-lost", "not-acceptable", "range-not-satisfiable", "parameter-invalid",
+        "other-cell", "not-found", "gone", "array-lost", "array-corrupt", "tier-unavailable", "not-acceptable",
+        "range-not-satisfiable", "parameter-invalid",
         "descriptor-refused", "timeout", "draining",
     ),
 }  # fmt: skip
@@ -226,12 +231,38 @@ async def head(request: Request, array_id: ArrayPath, query: Annotated[ViewQuery
     return await _data(request, array_id, view_of(request, query))
 
 
+def _cold_span(request: Request, pinned: Pinned, header: bytes, etag: str) -> range | None:
+    """Return the range that is asked for, if it can be read from the tier alone: it is not all of the array, and no
+    digest of the whole is wanted.
+    """
+    if pinned.cold is None or request.method != "GET" or wants_sha256(request.headers.get("want-repr-digest")):
+        return None
+    size = len(header) + pinned.info.nbytes
+    try:
+        holds = if_range_holds(request.headers.get("if-range"), etag)
+        span = parse_range(request.headers.get("range"), size) if holds else None
+    except UnsatisfiableError:
+        return None
+    return span if span is not None and span.stop > len(header) and len(span) < pinned.info.nbytes else None
+
+
+async def _chained(
+    first: Sequence[bytes | memoryview], others: AsyncIterator[bytes | memoryview]
+) -> AsyncIterator[bytes | memoryview]:
+    for piece in first:
+        yield piece
+    async for piece in others:
+        yield piece
+
+
 async def _data(request: Request, array_id: str, owner: str) -> Response:
     media_type = choose_media_type(request.headers.get("accept"), (NPY, OCTET_STREAM))
     if media_type is None:
         raise NotAcceptable(f"an array is {NPY} or {OCTET_STREAM}")
     core = core_of(request)
     info = await core.store.info(array_id, owner=owner)
+    if request.method == "GET":
+        check_download(core.cells, request, info.nbytes)
     suffix = "npy" if media_type == NPY else "bin"
     etag, coded_etag = f'"{info.id}.{suffix}"', f'W/"{info.id}.{suffix}.{ZSTD}"'
     headers = {"ETag": etag, "Vary": "Accept, Accept-Encoding", "Cache-Control": "private, no-cache"}
@@ -246,6 +277,19 @@ async def _data(request: Request, array_id: str, owner: str) -> Response:
         header = pinned.npy_header if media_type == NPY else b""
         size = len(header) + info.nbytes
         parts: tuple[bytes | memoryview, ...] = ()
+        tier = core.store.tier
+        if tier is not None and (part := _cold_span(request, pinned, header, etag)) is not None:
+            pieces = tier.read_range(pinned, max(part.start - len(header), 0), part.stop - len(header))
+            first = await anext(pieces)  # what is wrong with the tier is told before anything is sent
+            headers |= {"Accept-Ranges": "bytes", "Content-Range": f"bytes {part.start}-{part.stop - 1}/{size}"}
+            return PiecesResponse(
+                _chained((header[part.start :], first), pieces),
+                length=len(part),
+                status_code=206,
+                headers=headers,
+                media_type=media_type,
+                release=stack.pop_all().close,
+            )
         wanted = wants_sha256(request.headers.get("want-repr-digest"))
         if request.method == "GET" or wanted:
             # A job's result may be on a device alone.

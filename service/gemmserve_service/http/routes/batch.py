@@ -63,7 +63,7 @@ _EXAMPLE: Final = {
         200: doc.batch_answer(
             headers=doc.ONE_SHOT_HEADERS | {FAILED_HEADER: "how many products failed; absent where none did"}
         ),
-        **doc.problems(*PROBLEMS, "not-found", "gone", "array-lost"),
+        **doc.problems(*PROBLEMS, "not-found", "gone", "array-lost", "array-corrupt", "tier-unavailable"),
     },
     openapi_extra=doc.batch_body(BatchRequest, GemmParams, GemmReduceParams, example=_EXAMPLE),
 )
@@ -85,7 +85,9 @@ async def batch(request: Request, query: Annotated[OneShotQuery, Query()]) -> Re
             _check_accept(request, options)
             wait_s = core.settings.oneshot_timeout_s if options.timeout_s is None else options.timeout_s
             readable = partial(core.scheduler.writes.wait_readable, timeout_s=wait_s)
-            items = await stored.pin(core.store, held, owner, readable)
+            items = await stored.pin(
+                core.store, held, owner, readable, partial(core.store.bring_back, timeout_s=wait_s)
+            )
         else:
             options = BatchOptions(timeout_s=query.timeout_s)
             _check_accept(request, options)

@@ -145,7 +145,7 @@ class WaitQuery(ViewQuery):
         ),
         **doc.problems(
             "malformed-json", "invalid-request", "digest-mismatch", "not-found", "idempotency-conflict", "gone",
-            "array-lost", "too-large",
+            "array-lost", "tier-unavailable", "too-large",
             "unsupported-media-type", "parameter-invalid", "shape-mismatch", "dtype-unsupported", "compute-unsupported",
             "config-infeasible", "program-too-large", "idempotency-mismatch", "queue-full", "not-ready", "draining",
             "store-full", "quota-exceeded", "request-timeout",

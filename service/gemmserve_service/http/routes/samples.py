@@ -30,7 +30,10 @@ class SampleQuery(ViewQuery):
     summary="A few elements at even distances",
     responses={
         200: doc.binary("The elements, of the array's dtype.", NPY),
-        204: {"description": "A result that is on a device alone, as yet: nothing is moved for a sample."},
+        204: {
+            "description": "A result that is on a device alone, as yet, or an array in the tier: nothing is moved for "
+            "a sample."
+        },
         **doc.problems("not-found", "gone", "array-lost", "parameter-invalid"),
     },
 )
@@ -41,7 +44,7 @@ async def elements(request: Request, array_id: ArrayPath, query: Annotated[Sampl
     store = core_of(request).store
     info = await store.info(array_id, owner=view_of(request, query))
     with store.pin(info) as pinned:
-        if pinned.pending is not None:
+        if pinned.pending is not None or pinned.cold is not None:
             return Response(status_code=204, headers={"Cache-Control": "no-store"})
         # In a thread: each element may be on a page of its own, and a page on a disk.
         found = await asyncio.to_thread(sample, pinned.view, info, query.rows, query.columns)

@@ -53,7 +53,7 @@ class UploadInfo(BaseModel):
         201: doc.model(UploadInfo, "Begun.", {"Location": "the upload"}),
         **doc.problems(
             "body-length", "too-large", "unsupported-media-type", "dtype-unsupported", "parameter-invalid",
-            "store-full", "quota-exceeded", "invalid-npy", "draining",
+            "store-full", "quota-exceeded", "invalid-npy", "draining", "tier-unavailable",
         ),
     },
     openapi_extra={
@@ -106,6 +106,7 @@ async def metadata(request: Request, upload_id: UploadPath, query: Annotated[Vie
             "invalid-npy", "body-length", "digest-mismatch", "invalid-request", "completed-upload", "length-required",
             "too-large", "unsupported-media-type", "dtype-unsupported", "parameter-invalid", "store-full",
             "quota-exceeded", "request-timeout", "upload-superseded", "upload-incomplete", "not-found", "gone",
+            "tier-unavailable",
         ),
     },
     openapi_extra={
@@ -149,7 +150,7 @@ async def part(
         201: doc.model(ArrayInfo, "An array now.", {"Location": "the array's URL"}),
         **doc.problems(
             "not-found", "gone", "upload-incomplete", "digest-mismatch", "invalid-request", "store-full",
-            "completed-upload", "parameter-invalid",
+            "completed-upload", "parameter-invalid", "tier-unavailable",
         ),
     },
     openapi_extra={"parameters": [doc.digest_header("Repr-Digest", "the whole body")]},

@@ -77,6 +77,8 @@ class SmallRequests:
         scope: Any = {**head.scope, **connection} if cycle is None else cycle.scope
         if varying.item and cycle is None:
             scope["path"] = head.route.path.partition("{")[0] + varying.item
+        if varying.item and self.core.cells.elsewhere(varying.item) is not None:
+            return None
         if not self.gate.anyone(scope, head.fields):
             try:
                 self.gate.caller(scope, partial(_values, head.fields))

@@ -100,7 +100,7 @@ async def run_batch(
             uploads = await _reserve(core, outcome, options, undo, owner=owner)
             waiter = Waiter(asyncio.get_running_loop().create_future())
             task = BatchTask(
-                new_id("job"),
+                new_id("job", scheduler.settings.cell),
                 groups[0].params,
                 problem,
                 waiter,
@@ -163,7 +163,8 @@ async def _reserve(
     ttl_s = core.settings.result_ttl_s if options.ttl_s is None else options.ttl_s
     life_s = math.inf if ttl_s is None else ttl_s
 
-    def allocate(dtype: np.dtype[Any], shape: tuple[int, ...], order: str) -> Upload:
+    async def allocate(dtype: np.dtype[Any], shape: tuple[int, ...], order: str) -> Upload:
+        await store.make_room(math.prod(shape) * dtype.itemsize, owner)
         upload = store.allocate(dtype, shape, order, ttl_s=life_s, owner=owner)
         undo.callback(upload.abort)
         return upload
@@ -181,7 +182,7 @@ async def _reserve(
     if options.results == "packed":
         if packed.uniform is None:
             raise _not_uniform(outcome.failures)
-        ups = {name: allocate(dtype, shape, "C") for name, (shape, dtype) in packed.uniform.items()}
+        ups = {name: await allocate(dtype, shape, "C") for name, (shape, dtype) in packed.uniform.items()}
         outcome.arrays = {name: upload.spec.id for name, upload in ups.items()}
         start = {name: packed.offsets[0, name] for name in ups}
         await place(groups, lambda number, name: (ups[name].extent, packed.offsets[number, name] - start[name]))
@@ -191,7 +192,7 @@ async def _reserve(
     for group in groups:
         for number in group.items:
             for name, (shape, dtype, order) in group.outputs.items():
-                made[number, name] = allocate(dtype, shape, order)
+                made[number, name] = await allocate(dtype, shape, order)
                 await turns.pause()
     outcome.array_of = {key: upload.spec.id for key, upload in made.items()}
     await place(groups, lambda number, name: (made[number, name].extent, 0))

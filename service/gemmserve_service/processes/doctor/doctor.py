@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gemmserve_service.processes.doctor.accelerators import drivers, libraries
 from gemmserve_service.processes.doctor.host_limits import arena, limits
 from gemmserve_service.processes.doctor.machine import Finding, Machine
+from gemmserve_service.processes.doctor.tier import tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +33,7 @@ def examine(settings: Settings, machine: Machine | None = None) -> list[Finding]
         *_cxx(machine),
         *limits(settings, machine),
         *arena(settings, accelerators if settings.device == "auto" else settings.device.split(",")),
+        *tier(settings),
         *_devices(settings, accelerators),
     ]
 

@@ -21,7 +21,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from gemmserve_service.errors import Draining, JobFailed, JobTimeout, ServiceError, StoreFull, describe
+from gemmserve_service.errors import Draining, JobFailed, JobTimeout, ServiceError, StoreFull, TierUnavailable, describe
 from gemmserve_service.executor.packing import row_of
 from gemmserve_service.executor.protocol import Done, Drop, Write
 from gemmserve_service.runtime.background import Background, report
@@ -218,14 +218,28 @@ class WriteBack:
 
     def usable(self, task: Task, worker: Worker) -> bool:
         """Whether that worker can compute with every operand of the task."""
-        return not task.operands or all(
+        if not task.operands:
+            return True
+        if any(pinned.cold is not None for pinned in task.operands.values()):
+            self._bring_back(task)
+            return False
+        return all(
             (pending := pinned.pending) is None or pending.holder == worker.id for pinned in task.operands.values()
         )
+
+    def _bring_back(self, task: Task) -> None:
+        """Have operands come back from the tier, all of a task together; `_dispatch` follows."""
+        if self._store.tier is not None and failure_of(task) is None:
+            self._store.tier.ask(task, task.operands.values())
 
     def request_operands(self, task: Task, able: Callable[[Worker], bool]) -> None:
         """Have operands of a queued task written that keep it from running anywhere. `able`: whether a worker's device
         could run it.
         """
+        for pinned in task.operands.values():
+            if pinned.cold is not None and self._store.tier is not None:
+                pinned.cold.error = None
+                self._bring_back(task)
         needed = [pending for pinned in task.operands.values() if (pending := pinned.pending) is not None]
         holders = {held[1] for pending in needed if (held := self._held.get(pending.job)) is not None}
         if len(holders) > 1 or not all(map(able, holders)):
@@ -233,7 +247,10 @@ class WriteBack:
                 self._handle(pending, Event.REQUESTED)
 
     async def wait_readable(self, pinned: Pinned, timeout_s: float | None) -> None:
-        """Return when the bytes of a pinned array can be read. Raises ArrayLost, JobTimeout, Draining."""
+        """Return when the bytes of a pinned array can be read. Raises ArrayLost, JobTimeout, Draining, TierUnavailable,
+        ArrayCorrupt.
+        """
+        await self._store.bring_back([pinned], timeout_s)
         pending = pinned.pending
         if pending is None:
             return
@@ -395,7 +412,7 @@ class WriteBack:
         pending.available.set()
 
     def _sync(self, pending: PendingResults) -> None:
-        if self._store.settings.durability == "power":
+        if self._store.secures:
             self._background.spawn(self._ask_disk(pending))
         else:
             self._handle(pending, Event.SYNCED)
@@ -406,8 +423,8 @@ class WriteBack:
             try:
                 await self._store.secure_all(pending.records)
                 event = Event.SYNCED
-            except OSError as error:
-                log.warning("job %s: the disk does not take its results (%s)", pending.job, error)
+            except (OSError, TierUnavailable, StoreFull) as error:
+                log.warning("job %s: the disk or the tier does not take its results (%s)", pending.job, error)
                 failed = any(record.extent is not None and record.extent.failed for record in pending.records)
                 if failed and not any(reader.held for reader in pending.readers):  # who may look there for operands
                     event = Event.SYNC_FAILED
@@ -613,6 +630,8 @@ def _rows(pending: PendingResults) -> dict[str, ExtentRow]:
 def failure_of(task: Task) -> JobFailed | None:
     """Return why a task can never run, if an operand is lost for good."""
     for pinned in task.operands.values():
+        if (cold := pinned.cold) is not None and cold.error is not None:
+            return JobFailed(describe(cold.error))
         if (pending := pinned.pending) is not None and pending.error is not None:
             return JobFailed(describe(pending.error))
     return None

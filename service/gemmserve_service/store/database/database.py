@@ -72,7 +72,7 @@ class Database:
 
     def __init__(self, path: Path, *, durability: str = "process") -> None:
         self.path = path
-        self._synchronous = "FULL" if durability == "power" else "NORMAL"
+        self._synchronous = "NORMAL" if durability == "process" else "FULL"
         self._queue: queue.SimpleQueue[list[Write] | None] = queue.SimpleQueue()
         self._held: list[Write] = []
         """Those that wait for others to share their transaction with."""

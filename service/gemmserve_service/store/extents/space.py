@@ -94,6 +94,12 @@ class Space:
             self._check_files(nbytes)
         self._quotas.check_bytes(owner, nbytes, scratch=scratch)
 
+    def check_limits(self, nbytes: int, *, owner: str) -> None:
+        """Raises TooLarge or QuotaExceeded for a stored array that no room would help."""
+        if nbytes > self._settings.max_array_bytes:
+            raise TooLarge(f"an array of {nbytes} bytes; this server takes at most {self._settings.max_array_bytes}")
+        self._quotas.check_bytes(owner, nbytes, scratch=False)
+
     def _check_files(self, nbytes: int) -> None:
         limit = self._settings.max_store_bytes
         if limit is not None and self.used_bytes + nbytes > limit:
@@ -168,6 +174,25 @@ class Space:
             return
         self.used_bytes -= array.nbytes
         self.files.give(extent, reusable=reusable)
+
+    def take_again(self, nbytes: int) -> Extent:
+        """Return a file for a stored array of `nbytes` > 0 that has none any more. Raises StoreFull, OSError."""
+        extent = self.files.take(nbytes)
+        self.used_bytes += nbytes
+        return extent
+
+    def give_up(self, extent: Extent, nbytes: int, *, reusable: bool = True) -> None:
+        """Take the file of a stored array back whose bytes are elsewhere; its owner has it still."""
+        self.used_bytes -= nbytes
+        self.files.give(extent, reusable=reusable)
+
+    def adopt_elsewhere(self, nbytes: int, owner: str) -> None:
+        """Charge an owner with a stored array that has no file here."""
+        self._quotas.charge_bytes(owner, nbytes, scratch=False)
+
+    def free_elsewhere(self, nbytes: int, owner: str) -> None:
+        """Take that back: the array is gone."""
+        self._quotas.charge_bytes(owner, -nbytes, scratch=False)
 
     def trim(self) -> None:
         """Gives what is kept for reuse back to the system."""

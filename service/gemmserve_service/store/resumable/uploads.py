@@ -204,6 +204,7 @@ class ResumableUpload:
         length = len(declared.header) + declared.nbytes
         if part.end > length:
             raise BodyTooLong(f"{part.end} bytes, and by its header the .npy file has {length}")
+        await store.make_room(declared.nbytes, self.owner)
         self.reserved(declared.reserve(store, ttl_s=self.ttl_s, owner=self.owner, tags=self.tags), declared.header)
         part.received = len(self.head)
         body.unread(data)
@@ -383,6 +384,8 @@ class ResumableUploads:
 
         Raises TooLarge, StoreFull, QuotaExceeded.
         """
+        if declared is not None:
+            await self._store.make_room(declared.nbytes, owner)
         mine = sum(one.owner == owner and not one.complete for one in self._uploads.values())
         if mine >= self.settings.max_uploads:
             raise QuotaExceeded(
@@ -392,7 +395,8 @@ class ResumableUploads:
                 limit=self.settings.max_uploads,
                 used=mine,
             )
-        record = ResumableUpload(new_id("upl"), owner, media_type, ttl_s, clock.time(), time.monotonic(), tags=tags)
+        upload_id = new_id("upl", self.settings.cell)
+        record = ResumableUpload(upload_id, owner, media_type, ttl_s, clock.time(), time.monotonic(), tags=tags)
         if declared is not None:
             record.reserved(declared.reserve(self._store, ttl_s=ttl_s, owner=owner, tags=tags))
         self._uploads[record.id] = record

@@ -7,7 +7,7 @@ import { format, parse } from "./npy.js";
 import { viewer } from "./picture.js";
 import { ApiProblem, api, root, signedIn } from "./session.js";
 
-const ID = /^arr_[0-9a-z]+$/;
+const ID = /^arr_[0-9a-z]+(_[1-9][0-9]{0,2})?$/;
 const FINAL = new Set(["succeeded", "failed", "cancelled", "expired"]);
 const TRANSPOSES = [["N", "as it is"], ["T", "transposed"], ["C", "conjugate transposed"], ["R", "conjugated"]];
 const LARGEST = 2 ** 28; // bytes of a result that is brought here whole; of larger ones a sample

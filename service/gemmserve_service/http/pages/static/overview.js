@@ -97,6 +97,7 @@ export function memoryOf({ memory }) {
     ["On devices", memory.resident, "operands and results that are on a device"],
     ["In memory", memory.arena, "results that are not in files yet"],
     ["Stored", memory.store, "arrays in files"],
+    ["In the tier", memory.tier, "arrays in the tier below, whether in files too or not"],
   ].filter(([, place]) => place);
   const columns = [["Where", ""], ["Held", ""], ["Found there", "number"]];
   return table("What the server keeps", columns, rows.map(([name, place, meaning]) => {

@@ -7,7 +7,7 @@ import { authorization, onSession, root, signedIn, signIn } from "./session.js";
 
 /** Header fields that browsers let no page set. */
 const FORBIDDEN = new Set(["accept-encoding"]);
-const ID = /\b(arr|job|upl)_[0-9a-z]{26}\b/g;
+const ID = /\b(arr|job|upl)_[0-9a-z]{26}(_[1-9][0-9]{0,2})?\b/g;
 const EXAMPLE_ID = /arr_[0-9a-z]{26}/g;
 const NPY = "application/x-npy";
 

@@ -46,6 +46,7 @@ async def test_an_idle_server(client, core):
     assert device["memory_bytes"] == core.executor.workers()[0].spec.memory_bytes
     assert (device["utilisation"], device["health"], device["running"]) == (None, [], [])
     assert found["memory"]["arena"] is None
+    assert found["memory"]["tier"] is None
 
 
 async def test_what_runs_and_what_waits(client, npy, submit, spy):

@@ -1,0 +1,91 @@
+"""307: what is another cell's, and what is too large for the router."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gemmserve.wire import ROUTED_HEADER
+
+ID = "01jd2w7m4h8k3n5p6q9r0s1t2v"
+URLS = {"0": "http://127.0.0.1:1", "1": "http://127.0.0.1:2/below"}
+ROUTED = {ROUTED_HEADER: "1"}
+LARGE = b"x" * ((1 << 20) + 1)
+
+
+@pytest.fixture
+def settings(make_settings, tmp_path):
+    path = tmp_path / "cells.json"
+    path.write_text(json.dumps({"cells": URLS, "secret": "x" * 32}))
+    return make_settings(cell=1, cells_file=path)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", f"/v1/arrays/arr_{ID}"),
+        ("GET", f"/v1/arrays/arr_{ID}/data?all=false"),
+        ("DELETE", f"/v1/arrays/arr_{ID}"),
+        ("GET", f"/v1/jobs/job_{ID}?wait=3"),
+        ("PUT", f"/v1/uploads/upl_{ID}/parts/0"),
+    ],
+)
+async def test_what_another_cell_made_is_there(client, method, path):
+    answer = await client.request(method, path)
+    assert (answer.status_code, answer.headers["location"]) == (307, URLS["0"] + path)
+    assert answer.json()["type"] == "/problems/other-cell"
+
+
+@pytest.mark.parametrize("path", [f"/v1/arrays/arr_{ID}_1", f"/v1/jobs/job_{ID}_1", f"/v1/arrays/arr_{ID}_9"])
+async def test_what_this_one_made_and_has_no_more(client, path):
+    """Nor is anything sent to a cell that there is not."""
+    assert (await client.get(path)).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/v1/arrays", "/v1/gemm", "/v1/batch"])
+async def test_a_large_body_by_the_router(client, path):
+    answer = await client.post(path, content=LARGE, headers=ROUTED | {"Content-Type": "application/x-npy"})
+    assert (answer.status_code, answer.headers["location"]) == (307, URLS["1"] + path)
+    assert answer.headers["connection"] == "close"
+
+
+async def test_a_large_body_that_comes_straight(client):
+    answer = await client.post("/v1/arrays", content=LARGE, headers={"Content-Type": "application/x-npy"})
+    assert answer.json()["type"] == "/problems/invalid-npy"
+
+
+@pytest.mark.parametrize(("side", "status"), [(512, 200), (513, 307)])
+async def test_a_large_download_by_the_router(client, upload, side, status):
+    info = await upload(side)
+    path = f"/v1/arrays/{info['id']}/data"
+    assert (await client.get(path)).status_code == 200
+    answer = await client.get(path, headers=ROUTED)
+    assert answer.status_code == status
+    assert answer.headers.get("location") == (None if status == 200 else URLS["1"] + path)
+    assert (await client.head(path, headers=ROUTED)).status_code == 200
+
+
+@pytest.fixture
+def upload(client):
+    """upload(n) -> ArrayInfo of n x n float32."""
+
+    async def uploading(side):
+        answer = await client.post(
+            f"/v1/arrays?dtype=float32&shape={side},{side}",
+            content=bytes(4 * side * side),
+            headers={"Content-Type": "application/octet-stream"},
+        )
+        return answer.json()
+
+    return uploading
+
+
+async def test_ids_say_the_cell(upload):
+    assert (await upload(4))["id"].endswith("_1")
+
+
+async def test_the_key_comes_first(client, make_key):
+    """Whoever has none learns nothing of what is where."""
+    make_key("alice")
+    assert (await client.get(f"/v1/arrays/arr_{ID}")).status_code == 401
