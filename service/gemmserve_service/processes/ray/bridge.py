@@ -257,6 +257,7 @@ def main() -> int:
     except (OSError, ValueError) as error:
         log.error("the workers' token cannot be read: %s", error)  # noqa: TRY400 (not a fault of the program)
         return os.EX_UNAVAILABLE
+    records = logging.getLogRecordFactory()
     import ray
 
     watch = _Watch()
@@ -268,6 +269,7 @@ def main() -> int:
     except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
         log.warning("Ray at %s cannot be reached: %s", settings.ray_address, error)
         return os.EX_TEMPFAIL
+    logging.setLogRecordFactory(records)  # Ray's gives every line a field of its own
     bridge = Bridge(ray, settings, handoff.join_url, token)
     listener = Listener(handoff.demand_fd)
     log.info("bridge to Ray at %s, namespace %s", settings.ray_address, settings.ray_namespace)
