@@ -1,4 +1,4 @@
-# Three images of one server: docker build --target cpu|cuda|rocm . (docker-compose.yml has their settings).
+# Images of one server: docker build --target cpu|cuda|rocm|ray|cuda-ray . (docker-compose.yml has their settings).
 # Packages are those of deploy/locks, with hashes; `make lock` makes the locks again.
 ARG PYTHON_IMAGE=python:3.12-slim
 ARG ROCM_IMAGE=rocm/dev-ubuntu-24.04:7.0
@@ -73,6 +73,23 @@ COPY --from=project /opt/project /opt/gemmserve
 ENV GEMMSERVE_KERNEL_SEED=/opt/kernels \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
+
+# -- ray, cuda-ray: Ray besides, for its nodes and for a server that asks it for workers (docs/cluster-launchers.md) --------
+FROM packages AS packages-ray
+COPY deploy/locks/ray.txt deploy/locks/
+# What the environment has already stays as it is: the locks agree.
+RUN --mount=type=secret,id=pip,target=/run/secrets/pip --mount=type=secret,id=ca,target=/run/secrets/ca \
+    /opt/build/bin/pip --python /opt/gemmserve/bin/python install --quiet --require-hashes --prefix /opt/ray \
+        -r deploy/locks/ray.txt
+
+# Ray asks for the name of its user, and number 10001 has none.
+FROM cpu AS ray
+COPY --from=packages-ray /opt/ray /opt/gemmserve
+ENV USER=gemmserve RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
+
+FROM cuda AS cuda-ray
+COPY --from=packages-ray /opt/ray /opt/gemmserve
+ENV USER=gemmserve RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
 
 # -- rocm: ROCm's libraries and compiler from AMD's packages, which that image has the sources of ---------------------------
 FROM ${ROCM_IMAGE} AS base-rocm

@@ -285,7 +285,32 @@ def compression():
     return "\n".join([*lines, "", ""])
 
 
+def launchers():
+    """Idle costs by process, and seconds after losses, as two tables."""
+    found = report("launchers")
+    rows = ["", "| idle, two workers | processes | of a processor | memory |", "|---|---|---|---|"]
+    for kind, row in found["idle"].items():
+        rows.append(
+            f"| {kind} | {row['processes']} | {row['cpu_share']:.1%} | {row['bytes'] / 2**20:.0f} MiB |".replace(
+                "%", " %"
+            )
+        )
+    rows += ["", "| kill -9 of | work goes on after |", "|---|---|"]
+    for name, seconds in found["losses_s"].items():
+        rows.append(f"| {name} | {' s, '.join(f'{each:.1f}' for each in sorted(seconds))} s |")
+    head = found["head"]
+    rows += [
+        "",
+        f"Ray's head stopped for {head['gone_s']:.0f} s: `/readyz` was 200 in {head['readyz']['ready']} looks of",
+        f"{head['readyz']['looks']}, {head['jobs_meanwhile']:,} jobs ended meanwhile, and the bridge was back",
+        f"{head['bridge_back_s']:.1f} s after it.",
+        "",
+    ]
+    return "\n".join(rows) + "\n"
+
+
 FIGURES = {
+    "launchers": launchers,
     "compression": compression,
     "kernels": compared,
     "kernels.auto-beside-best": auto_beside_the_best,

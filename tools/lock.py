@@ -12,7 +12,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "deploy" / "locks"
-EXTRAS = {"cpu": ("server", "cli"), "cuda13": ("server", "cli", "cuda13"), "rocm": ("server", "cli", "rocm")}
+EXTRAS = {
+    "cpu": ("server", "cli"),
+    "cuda13": ("server", "cli", "cuda13"),
+    "ray": ("server", "cli", "ray"),
+    "rocm": ("server", "cli", "rocm"),
+}
 """Lock file by the extras that it is for."""
 TRACING = "deploy/locks/tracing.in"
 """What the images have besides."""

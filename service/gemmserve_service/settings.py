@@ -271,6 +271,39 @@ class Settings(BaseSettings):
         "host arena for so long again, before it is written; deleted until then, it is not written at all",
     )
 
+    executor: Literal["local", "ray"] = Field(
+        "local",
+        description="ray: workers on other hosts, which are started, restarted and scaled by Ray and join by the join "
+        "port (extra `ray`)",
+    )
+    ray_address: str = Field(
+        "auto", description="of Ray's head, host:port; auto: the cluster that this machine is a node of"
+    )
+    ray_namespace: str = Field(
+        "gemmserve", min_length=1, description="Ray's namespace of the workers; one server has it alone"
+    )
+    ray_join_url: str | None = Field(
+        None, description="URL by which Ray's nodes reach the join port, such as https://front.example:8443"
+    )
+    ray_token_file: Path | None = Field(
+        None, description="file of the token with which workers join, made by `gemmserve keys create --scope worker`"
+    )
+    ray_device: Literal["cuda", "rocm", "cpu"] = Field(
+        "cuda", description="what a worker of Ray's has: one GPU, or ray_cpus processors"
+    )
+    ray_cpus: float = Field(1.0, ge=0, description="processors of its node that each worker reserves")
+    ray_min_workers: int = Field(1, ge=0, description="workers that Ray keeps while there is nothing to do")
+    ray_max_workers: int = Field(8, ge=1, description="workers that Ray may be asked for")
+    ray_jobs_per_worker: int = Field(
+        8, ge=1, description="jobs that wait or run for each of which so many there is to be a worker"
+    )
+    ray_idle_s: float = Field(
+        300.0, ge=0, description="a worker that was not needed for so long ends, and its node may go"
+    )
+    ray_orphan_s: float = Field(
+        600.0, ge=60, description="a worker of a server that was not to be reached for so long ends by itself"
+    )
+
     trace_ratio: float = Field(
         0.0,
         ge=0,
@@ -318,7 +351,15 @@ class Settings(BaseSettings):
         return parse_size(value) if isinstance(value, str) else value
 
     @field_validator(
-        "uds", "data_dir", "runtime_dir", "keys_file", "cells_file", "tls_certificate", "tls_key", "audit_log"
+        "uds",
+        "data_dir",
+        "runtime_dir",
+        "keys_file",
+        "cells_file",
+        "tls_certificate",
+        "tls_key",
+        "audit_log",
+        "ray_token_file",
     )
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
@@ -335,6 +376,16 @@ class Settings(BaseSettings):
     def _check_tls(self) -> Self:
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key belong together")
+        return self
+
+    @model_validator(mode="after")
+    def _check_ray(self) -> Self:
+        if self.executor == "ray" and self.join_port is None:
+            raise ValueError("executor ray needs a join_port, by which workers come")
+        if self.executor == "ray" and self.ray_join_url is None:
+            raise ValueError("executor ray needs ray_join_url, by which Ray's nodes reach this server")
+        if self.ray_min_workers > self.ray_max_workers:
+            raise ValueError("ray_min_workers is more than ray_max_workers")
         return self
 
     @model_validator(mode="after")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "gemmserve-check"
-PROFILES = ("cpu", "cuda", "rocm", "monitoring", "tracing")
+PROFILES = ("cpu", "cuda", "rocm", "ray", "monitoring", "tracing")
 CONTAINER = f"{PROJECT}-cpu-1"
 DATA = f"{PROJECT}_data"
 SLOW = 2048  # rows and columns of a complex128 product: seconds on one core, long enough to be interrupted

@@ -18,6 +18,7 @@ from gemmserve_service.http.app import create_app
 from gemmserve_service.http.server import main_server, side_server
 from gemmserve_service.http.transfer.pool import TransferPool
 from gemmserve_service.jobs.core import Core
+from gemmserve_service.processes.ray.demand import PERIOD_S, Demand, tell
 from gemmserve_service.runtime import logs
 from gemmserve_service.runtime.handoff import FrontHandoff
 from gemmserve_service.runtime.open_files import OpenFiles
@@ -58,6 +59,15 @@ async def _pulse(core: Core, pulse_fd: int) -> None:
             with contextlib.suppress(BlockingIOError):  # a supervisor that is stopped does not read
                 os.write(pulse_fd, b"1" if became_ready else b".")
         await asyncio.sleep(_PULSE_S if ready else _READY_POLL_S)
+
+
+async def _tell_demand(core: Core, demand_fd: int) -> None:
+    """Tells the bridge to Ray what waits and what runs."""
+    os.set_blocking(demand_fd, False)
+    while True:
+        scheduler = core.scheduler
+        tell(demand_fd, Demand(time.monotonic(), scheduler.queued, scheduler.products_running))
+        await asyncio.sleep(PERIOD_S)
 
 
 async def _serve(handoff: FrontHandoff) -> bool:
@@ -110,17 +120,20 @@ async def _serve(handoff: FrontHandoff) -> bool:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     beside = [asyncio.create_task(_pulse(core, handoff.ready_fd))]
-    side = None
+    if handoff.demand_fd is not None:
+        beside.append(asyncio.create_task(_tell_demand(core, handoff.demand_fd)))
+    side, of_side = None, None
     if handoff.side_fd is not None:
         side = side_server(app, settings)
-        beside.append(asyncio.create_task(side.serve(sockets=[socket.socket(fileno=handoff.side_fd)])))
+        of_side = asyncio.create_task(side.serve(sockets=[socket.socket(fileno=handoff.side_fd)]))
+        beside.append(of_side)
     try:
         await server.serve(sockets=[socket.socket(fileno=handoff.listen_fd)])
     finally:
         # Last, so that operators see the drain to its end.
-        if side is not None:
+        if side is not None and of_side is not None:
             side.should_exit = True
-            await asyncio.wait(beside[-1:], timeout=_SIDE_CLOSE_S)
+            await asyncio.wait([of_side], timeout=_SIDE_CLOSE_S)
         for task in beside:
             task.cancel()
         if transfers is not None:

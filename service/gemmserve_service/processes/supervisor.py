@@ -1,7 +1,8 @@
 """The thin parent: holds the data directory's lock and the sockets, and keeps its children running.
 
-Children are the front (`front.py`), one worker a device (`worker/__main__.py`) and, where processors allow,
-transfer processes (`http/transfer`), which end with the front: the next one starts when they are gone. All read from a
+Children are the front (`front.py`), one worker a device (`worker/__main__.py`), where it is asked for the bridge to Ray
+(`ray/bridge.py`), and, where processors allow, transfer processes (`http/transfer`), which end with the front: the next
+one starts when they are gone. All read from a
 pipe whose other end is this process's alone, so that they end with it even when it is killed. The listening
 socket stays open while the front restarts: connections wait in its backlog. They hold the data directory's lock too:
 the next server begins when the last process of this one is gone, not before.
@@ -10,6 +11,7 @@ the next server begins when the last process of this one is gone, not before.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import selectors
 import signal
@@ -25,7 +27,8 @@ from typing import TYPE_CHECKING, Final
 from gemmserve_service.processes.datadir import lock
 from gemmserve_service.processes.devices import accelerators, reason, say
 from gemmserve_service.processes.listeners import control_socket, listen, listen_here, runtime_folder, transfer_socket
-from gemmserve_service.runtime.handoff import FrontHandoff, TransferHandoff, WorkerHandoff
+from gemmserve_service.processes.ray.join_token import read_token
+from gemmserve_service.runtime.handoff import FrontHandoff, RayHandoff, TransferHandoff, WorkerHandoff
 from gemmserve_service.runtime.start_error import StartError, UsageError
 from gemmserve_service.runtime.tuning import transfer_processes
 from gemmserve_service.settings import is_loopback
@@ -46,6 +49,8 @@ _MAX_DELAY_S: Final = 10.0
 _STEADY_S: Final = 10.0  # a child that lived this long starts again without delay
 _UNAVAILABLE_DELAY_S: Final = 60.0
 _FRONT_TRIES: Final = 3  # starts of the front before the first success
+_BRIDGE_DELAY_S: Final = 2.0  # it waits for Ray's head by itself
+_BRIDGE_END_S: Final = 5.0
 _KILL_AFTER_S: Final = 7.0  # past the drain: the front closes connections for up to 5 s
 
 
@@ -62,6 +67,7 @@ class _Child:
     last_status: int = 0
     doomed: bool = False
     """Whether it was killed and is not gone yet."""
+    max_delay_s: float = _MAX_DELAY_S
 
     def start(self) -> None:
         self.started = time.monotonic()
@@ -80,7 +86,7 @@ class _Child:
             self.delay, self.failures = 0.0, 0
         else:
             self.failures += 1
-            self.delay = min(max(2 * self.delay, _MIN_DELAY_S), _MAX_DELAY_S)
+            self.delay = min(max(2 * self.delay, _MIN_DELAY_S), self.max_delay_s)
         if status == os.EX_UNAVAILABLE:
             self.delay = _UNAVAILABLE_DELAY_S
         self.due = now + self.delay
@@ -93,6 +99,7 @@ def run(settings: Settings) -> int:
         _check_certificate(settings)
         _check_probe(settings)
         _check_cells(settings)
+        _check_ray(settings)
         lock_fd = lock(settings.data_dir, stack)
         listener = stack.enter_context(listen(settings.host, settings.port))
         side = None
@@ -106,7 +113,7 @@ def run(settings: Settings) -> int:
         control = stack.enter_context(control_socket(str(folder / _CONTROL)))
         count = transfer_processes(settings.transfer_processes)
         transfers = stack.enter_context(transfer_socket(str(folder / _TRANSFER))) if count else None
-        devices = _devices(settings.device)
+        devices = _devices(settings.device, settings.executor)
         arena = _arena(arena_bytes(settings, devices), stack)
         return _Supervisor(
             settings,
@@ -159,11 +166,16 @@ class _Supervisor:
         self.workers = [_Child(f"worker {name}", partial(self._spawn_worker, name)) for name in self.devices]
         names = map(str, range(self.transfer_count))
         self.transfers = [_Child(f"transfer process {name}", partial(self._spawn_transfer, name)) for name in names]
+        self.bridges: list[_Child] = []
+        self.demand: tuple[int, int] | None = None
+        if self.settings.executor == "ray":
+            self.demand = os.pipe()
+            self.bridges = [_Child("bridge to Ray", self._spawn_bridge, max_delay_s=_BRIDGE_DELAY_S)]
 
     @property
     def children(self) -> tuple[_Child, ...]:
         """All of them, the front last."""
-        return (*self.workers, *self.transfers, self.front)
+        return (*self.workers, *self.transfers, *self.bridges, self.front)
 
     def run(self) -> int:
         wake_read, wake_write = os.pipe()
@@ -187,11 +199,12 @@ class _Supervisor:
                     self._kill_all()
             return 0
         finally:
+            self._end_bridges()
             os.close(pipe_write)  # the workers' and, if need be, the front's order to end
             self._kill_all()
             signal.set_wakeup_fd(-1)
             selector.close()
-            for fd in (wake_read, wake_write, pipe_read, *self.ready):
+            for fd in (wake_read, wake_write, pipe_read, *self.ready, *(self.demand or ())):
                 os.close(fd)
 
     # -- events -----------------------------------------------------------------------------------------------------
@@ -281,6 +294,14 @@ class _Supervisor:
         ):
             raise StartError(f"no device can be used ({', '.join(self.devices)}); `gemmserve doctor` explains")
 
+    def _end_bridges(self) -> None:
+        """Lets them take their workers away, which would wait for this server for long."""
+        for child in self.bridges:
+            if child.process is not None:
+                child.process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.process.wait(_BRIDGE_END_S)
+
     def _kill_all(self) -> None:
         for child in self.children:
             if child.process is not None:
@@ -307,13 +328,15 @@ class _Supervisor:
             control_fd=self.control.fileno(),
             join_fd=None if self.join is None else self.join.fileno(),
             ready_fd=self.ready[1],
+            demand_fd=None if self.demand is None else self.demand[1],
             devices=self.devices,
             arena_path=self.arena_path,
             arena_bytes=self.arena_bytes,
             arena_writers=writers,
         )
         fds: tuple[int, ...] = (self.lock_fd, self.pipe[0], handoff.listen_fd, handoff.control_fd, handoff.ready_fd)
-        others = (handoff.side_fd, handoff.unix_fd, handoff.descriptors_fd, handoff.transfer_fd, handoff.join_fd)
+        others: tuple[int | None, ...] = (handoff.side_fd, handoff.unix_fd, handoff.descriptors_fd, handoff.transfer_fd)
+        others += (handoff.demand_fd, handoff.join_fd)
         fds += tuple(fd for fd in others if fd is not None)
         return _spawn("gemmserve_service.processes.front", handoff.model_dump_json(), fds, _without_threads())
 
@@ -328,6 +351,18 @@ class _Supervisor:
         )
         fds = (self.lock_fd, self.pipe[0])
         return _spawn("gemmserve_service.executor.worker", handoff.model_dump_json(), fds, dict(os.environ))
+
+    def _spawn_bridge(self) -> subprocess.Popen[bytes]:
+        assert self.demand is not None
+        assert self.settings.ray_join_url is not None
+        handoff = RayHandoff(
+            settings=self.settings,
+            pipe_fd=self.pipe[0],
+            demand_fd=self.demand[0],
+            join_url=self.settings.ray_join_url,
+        )
+        fds = (self.lock_fd, self.pipe[0], self.demand[0])
+        return _spawn("gemmserve_service.processes.ray.bridge", handoff.model_dump_json(), fds, _without_threads())
 
     def _spawn_transfer(self, name: str) -> subprocess.Popen[bytes]:
         handoff = TransferHandoff(
@@ -417,6 +452,18 @@ def _check_cells(settings: Settings) -> None:
         raise StartError(str(error)) from error
 
 
+def _check_ray(settings: Settings) -> None:
+    """Raises StartError where Ray is asked for and is not there, or the workers' token cannot be read."""
+    if settings.executor != "ray":
+        return
+    if importlib.util.find_spec("ray") is None:
+        raise StartError('executor ray needs Ray, which is not installed here: pip install "gemmserve[server,ray]"')
+    try:
+        read_token(settings.ray_token_file)
+    except (OSError, ValueError) as error:
+        raise StartError(f"the workers' token cannot be read: {error}") from error
+
+
 def _no_passphrase() -> str:
     raise ValueError("the key has a passphrase, and nobody is there to type it")
 
@@ -426,9 +473,11 @@ def _url(scheme: str, listener: socket.socket) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _devices(device: str) -> list[str]:
-    """The worker names: what the setting lists; for "auto" every accelerator, else the CPU."""
-    if device == "none":
+def _devices(device: str, executor: str) -> list[str]:
+    """The worker names: what the setting lists; for "auto" every accelerator, else the CPU. Where Ray has the devices,
+    "auto" is none: two workers would share each of this machine's.
+    """
+    if device == "none" or (device == "auto" and executor == "ray"):
         return []
     if device != "auto":
         return device.split(",")

@@ -49,12 +49,23 @@ class FrontHandoff(_Handoff):
     """The socket of the port by which workers join, where there is one."""
     ready_fd: int
     """A pipe to the supervisor: "1" once the front answers and a worker is ready, "." every second besides."""
+    demand_fd: int | None = None
+    """A pipe to the bridge to Ray, where there is one: how many jobs wait and run, twice a second."""
     devices: list[str]
     arena_path: str | None = None
     """Path of the memory that results come to from devices (`store.extents.arena`), if there is any."""
     arena_bytes: int = 0
     arena_writers: list[str] = []
     """Ids of workers that an earlier front may have told to write there."""
+
+
+class RayHandoff(_Handoff):
+    """Handoff to the bridge to Ray."""
+
+    demand_fd: int
+    """The other end of the front's."""
+    join_url: str
+    """By which Ray's nodes reach the join port."""
 
 
 class TransferHandoff(_Handoff):

@@ -148,9 +148,45 @@ def test_a_socket_path_too_long_is_refused():
 
 
 def test_devices_that_are_named(monkeypatch):
-    assert supervisor._devices("cuda:0,cuda:1") == ["cuda:0", "cuda:1"]
+    assert supervisor._devices("cuda:0,cuda:1", "local") == ["cuda:0", "cuda:1"]
     monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: None)
-    assert supervisor._devices("auto") == ["cpu"]
+    assert supervisor._devices("auto", "local") == ["cpu"]
+    assert supervisor._devices("auto", "ray") == [], "Ray gives this machine's to others"
+    assert supervisor._devices("cuda:0", "ray") == ["cuda:0"]
+
+
+# -- workers that Ray keeps -------------------------------------------------------------------------------------------
+
+
+def ray_settings(tmp_path, **given):
+    return Settings(data_dir=tmp_path, executor="ray", join_port=0, ray_join_url="http://127.0.0.1:1", **given)
+
+
+def test_ray_that_is_not_there_is_a_start_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(StartError, match=r"gemmserve\[server,ray\]"):
+        supervisor._check_ray(ray_settings(tmp_path))
+    supervisor._check_ray(Settings(data_dir=tmp_path))
+
+
+def test_a_token_that_cannot_be_read_is_a_start_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor.importlib.util, "find_spec", lambda name: name)
+    with pytest.raises(StartError, match="token"):
+        supervisor._check_ray(ray_settings(tmp_path, ray_token_file=tmp_path / "none"))
+    supervisor._check_ray(ray_settings(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"executor": "ray", "ray_join_url": "http://f:1"}, "join_port"),
+        ({"executor": "ray", "join_port": 1}, "ray_join_url"),
+        ({"ray_min_workers": 9}, "ray_max_workers"),
+    ],
+)
+def test_settings_of_ray_that_make_no_sense(given, reason):
+    with pytest.raises(ValueError, match=reason):
+        Settings(**given)
 
 
 # -- memory for results ---------------------------------------------------------------------------------------------
