@@ -262,16 +262,16 @@ def test_a_refusal_in_the_middle_of_an_upload_is_still_read(rng) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
-        connection, _ = listener.accept()
-        with connection:
-            connection.recv(1000)
-            answer = problem(413, "too-large", "much too large")
-            head = (
-                f"HTTP/1.1 413 X\r\ncontent-type: application/problem+json\r\ncontent-length: {len(answer.content)}\r\n"
-            )
-            connection.sendall(head.encode() + b"connection: close\r\n\r\n" + answer.content)
-            while connection.recv(1 << 20):
-                pass
+        answer = problem(413, "too-large", "much too large")
+        head = f"HTTP/1.1 413 X\r\ncontent-type: application/problem+json\r\ncontent-length: {len(answer.content)}\r\n"
+        asked = b""
+        while not asked.startswith(b"POST /v1/arrays"):  # before it the client asks which cells there are
+            connection, _ = listener.accept()
+            with connection:
+                asked = connection.recv(1000)
+                connection.sendall(head.encode() + b"connection: close\r\n\r\n" + answer.content)
+                while connection.recv(1 << 20):
+                    pass
 
     thread = threading.Thread(target=serve)
     thread.start()
