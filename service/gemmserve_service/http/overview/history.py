@@ -43,8 +43,8 @@ class History:
         self._before_at = time.monotonic()
         names = [*self._before, *(f"{phase}_{rank}" for phase in _PHASES for rank in ("p50", "p99"))]
         self._rings = {name: array("d", [_NOTHING]) * POINTS for name in names}
-        self._utilisation: dict[Worker, array[float]] = {}
-        """Rings of the workers that there were at the last point, in their order."""
+        self._utilisation = {each: array("d", [_NOTHING]) * POINTS for each in workers()}
+        """Rings of the workers that there were at the last point, in their order; before the first, that there are."""
         self._made = 0
         """Points so far."""
         self._end = clock.time()

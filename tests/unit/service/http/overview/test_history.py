@@ -51,7 +51,7 @@ def test_before_the_first_point_there_is_none(made) -> None:
     assert (document["step"], document["end"]) == (5, 1100.0)
     assert set(document["series"]) == set(schemas.Series.model_fields)
     assert document["series"]["products"] == []
-    assert document["series"]["utilisation"] == []
+    assert document["series"]["utilisation"] == [[], []]
 
 
 def test_rates_are_means_of_the_time_that_has_passed(made) -> None:
