@@ -83,7 +83,9 @@ class Join(_Message):
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="node's name, the same again after a restart"
     )
-    host: str = Field("", max_length=255, description="host name, for people")
+    host: str = Field(
+        "", max_length=255, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$", description="host name, for people: logs and pages"
+    )
     device: str = Field(pattern=r"^[a-z]+(:[0-9]{1,4})?$", description="device on the node, as in settings: cuda:0")
     cache_bytes: int = Field(0, ge=0, description="bytes of operands that it may keep")
     link_bytes_s: float | None = Field(

@@ -113,7 +113,10 @@ class Link:
     def _joins(self, body: bytes, raw: bytes | None) -> None:
         if raw is not None:
             raise ProtocolError("a link that begins with bytes")
-        fields = json.loads(body)
+        try:
+            fields = json.loads(body)
+        except RecursionError:
+            raise ProtocolError("a link that begins with JSON in too many brackets") from None
         if not isinstance(fields, dict) or fields.get("kind") != "join":
             raise ProtocolError("a link that does not begin with Join")
         if fields.get("protocol", PROTOCOL) != PROTOCOL:

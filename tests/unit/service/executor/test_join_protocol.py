@@ -76,6 +76,8 @@ def test_a_token_is_in_no_message_for_people():
         {"link_bytes_s": 0.0},
         {"link_bytes_s": float("inf")},
         {"cache_bytes": -1},
+        {"host": "a\nforged line"},
+        {"host": "\x1b[2J"},
     ],
     ids=str,
 )

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from gemmserve_service.executor.join_protocol import Pulse, Rate, Refused
+from gemmserve_service.executor.join_protocol import GREETING, Pulse, Rate, Refused
 from gemmserve_service.executor.joined.connection import GREETING_S
 from gemmserve_service.executor.joined.executor import EXPECTED_S, HELLO_S, MAX_UNKNOWN
 from gemmserve_service.executor.protocol import Beat, Cancel, Failed, Kept, Stop, Written
@@ -291,6 +291,19 @@ async def ended(reader):
     """Waits until the front has hung up, and has said nothing."""
     with contextlib.suppress(ConnectionError):
         assert await asyncio.wait_for(reader.read(), 60) == b""
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 16_000, b"{}", b'{"kind": "hello"}', b"[]", b"\xff"], ids=lambda body: str(body[:8])
+)
+async def test_a_link_that_begins_with_nonsense_ends(joined, make_node, caplog, body):
+    node = await make_node()
+    reader, writer = await asyncio.open_connection("127.0.0.1", joined.port)
+    writer.write(GREETING + len(body).to_bytes(4, "big") + body)
+    await ended(reader)
+    writer.close()
+    assert not [record for record in caplog.records if record.exc_info]
+    await heartbeat(node, joined)
 
 
 async def test_connections_that_say_nothing_are_closed(joined, make_node):
