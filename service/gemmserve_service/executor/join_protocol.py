@@ -253,7 +253,7 @@ class WriteResult(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """GET or PUT that measures the link; `length` is the GET's."""
+    """GET or PUT that measures the link; `length` is that of a GET."""
 
     length: int = 0
 
