@@ -95,7 +95,7 @@ def test_what_a_script_did_is_found(home, operands) -> None:
     link.click()
     job = page.get_by_role("dialog", name="Job")
     assert "computing" in job.locator(".phases").get_attribute("aria-label")
-    until(lambda: page.url.endswith(f"#{job_id}"))
+    page.wait_for_url(f"**/#{job_id}")
     job.get_by_role("link", name=d.id).click()
     array = page.get_by_role("dialog", name="Array")
     array.get_by_role("img", name=re.compile(r"^\|x\| of 24 . 24, from")).wait_for()
@@ -107,11 +107,11 @@ def test_what_a_script_did_is_found(home, operands) -> None:
     np.testing.assert_array_equal(np.load(download.value.path()), d.numpy())
     page.keyboard.press("Escape")
     until(lambda: page.get_by_role("dialog").count() == 0)
-    until(lambda: "#" not in page.url)
+    until(lambda: page.evaluate("location.hash") == "")
     page.locator("#arrays").get_by_role("link", name=re.compile("^.*steering")).locator("canvas").wait_for()
     page.get_by_label("Name").fill("teer")
     until(lambda: page.locator("#arrays li").count() == 1)
-    page.goto(f"{page.url}#{a.id}")
+    page.evaluate("id => { location.hash = id }", a.id)
     page.get_by_role("dialog", name="Array").get_by_text("steering", exact=True).wait_for()
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gemmserve._transport.direct import Answer
     from gemmserve._transport.library import httpx
 
-_ID: Final = re.compile(r"(?<=/)[a-z]+_[0-9a-z]+")
+_ID: Final = re.compile(r"(?<=/)[a-z]+_[0-9a-z]+(?:_[0-9]+)?")
 _UNTRACED: Final = contextlib.nullcontext[None]()
 
 

@@ -99,13 +99,14 @@ async def test_so_it_is_where_it_is_awaited(exporter):
     assert service.parents == [parent_of(span)]
 
 
-def test_ids_are_no_part_of_a_name(exporter):
+@pytest.mark.parametrize("cell", ["", "_7", "_255"])
+def test_ids_are_no_part_of_a_name(exporter, cell):
     service = Service(status=503)
     with client_of(service) as client, trace.get_tracer("test").start_as_current_span("mine"), pytest.raises(APIError):
-        client.job(JOB)
+        client.job(JOB + cell)
     span = exporter.get_finished_spans()[0]
     assert span.name == "GET /v1/jobs/{id}"
-    assert span.attributes["url.full"].endswith(f"/v1/jobs/{JOB}")
+    assert span.attributes["url.full"].endswith(f"/v1/jobs/{JOB}{cell}")
     assert not span.status.is_ok
     assert span.attributes["error.type"] == "503"
 

@@ -170,7 +170,7 @@ function forget() {
 
 function route() {
   const name = decodeURIComponent(location.hash.slice(1));
-  const known = /^(job|arr)_[0-9a-z]+$|^(chart)-/.exec(name)?.slice(1).find(Boolean);
+  const known = /^(job|arr)_[0-9a-z]+(?:_[1-9][0-9]{0,2})?$|^(chart)-/.exec(name)?.slice(1).find(Boolean);
   if (!known || !stream || !history || dialog?.dataset.of === name) return;
   const before = dialog;
   dialog = null;
