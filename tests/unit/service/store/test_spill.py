@@ -176,7 +176,13 @@ async def test_it_goes_when_half_of_the_arena_is_taken_and_what_nobody_can_see_g
     await eventually(lambda: core.scheduler.writes.unwritten[0] <= ROOM // 2)
     assert await row(core, kept[0][1]) == (1, core.store._catalog.get(kept[0][1]).extent.name)
     assert core.store._catalog.get(last).pending is not None
-    assert core.store._catalog.get(hidden).pending is not None
+    found = core.store._catalog.get(hidden)
+    if found is None:  # copies were faster than this test: nothing is left that would be computed from it
+        assert [await row(core, array) for _, array in kept] == [
+            (1, core.store._catalog.get(array).extent.name) for _, array in kept
+        ]
+    else:
+        assert found.pending is not None
 
 
 async def test_a_block_that_somebody_reads_stays_his_until_he_is_through(core, bring, a, spilled):
