@@ -23,13 +23,15 @@ def objects(request, tmp_path, monkeypatch):
     """Objects, and how to damage one."""
     if request.param == "folder":
         found = Objects((tmp_path / "tier").as_uri())
-        found.damage = lambda name, change: _rewrite(tmp_path / "tier" / name, change)
+        found.claim("one", adopt=False)
+        found.folder, found.damage = tmp_path / "tier", lambda name, change: _rewrite(tmp_path / "tier" / name, change)
         yield found
         return
     with S3StandIn() as s3:
         for name, value in s3.environment.items():
             monkeypatch.setenv(name, value)
         found = Objects(f"s3://{BUCKET}/some/prefix")
+        found.claim("one", adopt=False)
 
         def damage(name, change):
             key = f"some/prefix/{name}"
