@@ -21,6 +21,9 @@ from benchmarks.service import driver
 from gemmserve import Client
 
 PATIENCE_S = 300.0
+REPEATED_ROWS = 256
+ROUNDING = 2.0**-20
+"""Error that an element of a product may have, over the sum of its terms' sizes: 16 units of single precision."""
 
 
 @functools.cache
@@ -30,10 +33,15 @@ def connected(url, api_key):
 
 
 def matrix(n, dtype="complex64", seed=0):
-    """Return a standard normal n x n matrix; rows repeat after 256, so that it is cheap to make."""
+    """Return a standard normal n x n matrix; rows repeat after REPEATED_ROWS, so that it is cheap to make."""
+    return np.resize(drawn(n, dtype, seed), (n, n)).astype(dtype, copy=False)
+
+
+def drawn(n, dtype="complex64", seed=0):
+    """Return the rows that those of `matrix` repeat, in single precision."""
     parts = 2 if np.dtype(dtype).kind == "c" else 1
-    drawn = np.random.default_rng(seed).standard_normal((min(n, 256), parts * n), np.float32)
-    return np.resize(drawn.view(np.complex64) if parts == 2 else drawn, (n, n)).astype(dtype, copy=False)
+    values = np.random.default_rng(seed).standard_normal((min(n, REPEATED_ROWS), parts * n), np.float32)
+    return values.view(np.complex64) if parts == 2 else values
 
 
 def put(client, command):
@@ -85,6 +93,50 @@ def submit_many(client, command):
     asked = {"op": "gemm", "a": a, "b": b}
     taken = sum(len(client.submit_many([asked] * size)) for size in pieces(command["count"], command["size"]))
     return {"began": began, "ended": time.monotonic(), "count": taken}
+
+
+def streamed(client, command):
+    """Put two n x n matrices unless their `ids` are given, and time `count` products of them, from submission to the
+    end of the job; a sample of rows of the last is compared with sums in double. Raises AssertionError.
+    """
+    n = command["n"]
+    ids = command["ids"] or [client.put(large(n, side)).id for side in (0, 1)]
+    spent = []
+    for left in reversed(range(command["count"])):
+        began = time.perf_counter()
+        result = client.submit("gemm", *map(client.array, ids)).result(PATIENCE_S)
+        spent.append(time.perf_counter() - began)
+        if not left:
+            compare_rows(result, n)
+        result.delete()
+    return {"ids": ids, "seconds": spent}
+
+
+def large(n, side):
+    """Return an operand of `streamed`, the left (0) or the right one (1): `matrix` with rows scaled by powers of two."""
+    made = matrix(n, seed=side)
+    made *= scales(n, side)[:, None]
+    return made
+
+
+def scales(n, side):
+    """Return powers of two, one for each row of an operand of `streamed`: rows that are drawn alike differ by them, so
+    that a block, or a part of k, out of its place is seen.
+    """
+    group = np.arange(n) // REPEATED_ROWS
+    return np.ldexp(np.float32(1), group % 4 if side else group % 8 + group // 16 % 8)
+
+
+def compare_rows(result, n):
+    """Compare rows of a product that `streamed` made with sums in double. Raises AssertionError."""
+    (a, of_a), (b, of_b) = ((drawn(n, seed=side).astype(np.complex128), scales(n, side)) for side in (0, 1))
+    for row in np.unique(np.linspace(0, n - 1, 9).astype(int)):
+        left = np.zeros((-(-n // len(b)), len(b)), np.complex128)  # row p of the right operand is drawn[p % len(b)]
+        left.reshape(-1)[:n] = a[row % len(a)] * of_a[row] * of_b
+        expected, size = left.sum(axis=0) @ b, np.abs(left).sum(axis=0) @ np.abs(b)
+        worst = np.max(np.abs(result[int(row) : int(row) + 1].numpy()[0] - expected) / size)
+        if not worst < ROUNDING:
+            raise AssertionError(f"row {row}: an error of {worst:.1e} of what its terms' sizes add up to")
 
 
 def pieces(whole, size):
@@ -153,7 +205,7 @@ def product(client, kind, a, b):
     return [square, peak]
 
 
-WORK = {each.__name__: each for each in (put, delete, jobs, submit_many, matmul, transfer, first)}
+WORK = {each.__name__: each for each in (put, delete, jobs, submit_many, matmul, transfer, streamed, first)}
 
 
 def run(command):
