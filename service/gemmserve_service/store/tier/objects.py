@@ -71,7 +71,8 @@ class Objects:
     ) -> bytes:
         """Write an array, and its record behind it. Return the digests of its chunks. `stopped`: whether to give up.
 
-        Raises TierUnavailable, also where the store has said that it took them, and keeps less; then neither counts.
+        Raises TierUnavailable, also where a folder keeps less than it was given: on a network file system a write that
+        failed may be known to nobody. Then neither counts.
         """
         digests: list[bytes] = []
 
@@ -95,10 +96,12 @@ class Objects:
         if self._folder is not None:
             self._check_there()  # of a file system that is no longer mounted the folder can be written to all the same
         self._try("written to", write)
-        if len(view) and (kept := self._try("read from", lambda: self._size(_name(array_id)))) != len(view):
-            raise TierUnavailable(
-                f"the tier keeps {kept or 0} of the {len(view)} bytes that it was given", retry_after_s=_RETRY_AFTER_S
-            )
+        if self._folder is not None and len(view):
+            kept = self._try("read from", lambda: self._size(_name(array_id))) or 0
+            if kept != len(view):
+                raise TierUnavailable(
+                    f"the tier keeps {kept} of the {len(view)} bytes that it was given", retry_after_s=_RETRY_AFTER_S
+                )
         return b"".join(digests)
 
     def read(self, array_id: str, digests: bytes, nbytes: int, number: int) -> memoryview:
@@ -159,6 +162,8 @@ class Objects:
         Raises TierUnusableError where it is another's. Where it is nobody's, too, if rows name objects, which are
         elsewhere then, or if there are arrays: a server writes its name before its first, so these are of one whose
         name was lost, and are not to be collected. Raises TierUnavailable.
+
+        What writes to a folder have left that were killed goes: none is under way before this has returned.
         """
         content = json.dumps({"server": server}).encode()
 
@@ -172,25 +177,24 @@ class Objects:
         found = self._content(_OWNER)
         if found is None and not adopt and used:
             raise TierUnusableError(
-                f"the tier has no {_OWNER}, and this data directory has arrays in a tier: look at GEMMSERVE_TIER, or at "
-                "whether the file system is mounted; set GEMMSERVE_TIER_ADOPT to begin anew there"
+                f"the tier has no {_OWNER}, and this data directory has arrays in a tier: look at GEMMSERVE_TIER, or "
+                "at whether the file system is mounted; set GEMMSERVE_TIER_ADOPT to begin anew there"
             )
         if found is None and not adopt and any(self.ids()):
             raise TierUnusableError(
-                f"the tier holds arrays and no {_OWNER}, which says whose they are: give the server a prefix of its own, "
-                "or set GEMMSERVE_TIER_ADOPT where they are its own"
+                f"the tier holds arrays and no {_OWNER}, which says whose they are: give the server a prefix of its "
+                "own, or set GEMMSERVE_TIER_ADOPT where they are its own"
             )
-        if found is None and self._try("written to", create):
-            return
-        found = self._content(_OWNER) if found is None else found
-        if found == content:
-            return
-        if not adopt:
-            raise TierUnusableError(
-                "the tier holds arrays of another data directory: give each server a prefix of its own, or set "
-                "GEMMSERVE_TIER_ADOPT where that directory is lost"
-            )
-        self._try("written to", lambda: self._obstore.put(self._store, _OWNER, content))
+        if found is None and not self._try("written to", create):
+            found = self._content(_OWNER) or b""
+        if found not in (None, content):
+            if not adopt:
+                raise TierUnusableError(
+                    "the tier holds arrays of another data directory: give each server a prefix of its own, or set "
+                    "GEMMSERVE_TIER_ADOPT where that directory is lost"
+                )
+            self._try("written to", lambda: self._obstore.put(self._store, _OWNER, content))
+        self._try("deleted from", self._tidy)
 
     def owner(self) -> str | None:
         """Return the name of the data directory whose tier it is; None: nobody's yet. Raises TierUnavailable."""
@@ -200,8 +204,8 @@ class Objects:
         except (ValueError, KeyError, TypeError, RecursionError):
             return ""
 
-    def tidy(self) -> None:
-        """Remove what writes to a folder have left that were killed: `arr_...#1`, which no listing shows."""
+    def _tidy(self) -> None:
+        """Remove `arr_...#1`, which no listing shows: a file that would have become an object."""
         folder = None if self._folder is None else self._folder / _FOLDER
         if folder is not None and folder.is_dir():
             for path in folder.iterdir():

@@ -104,7 +104,9 @@ class Tier:
         self._asked: list[int] = []
         """Bytes that those need who wait for room."""
         self._garbage: dict[str, None] = {}
+        """Ids of arrays whose objects are to go."""
         self._collected = False
+        """Whether objects that no row names are among them."""
         self._confirmed: set[str] = set()
         """Ids of arrays whose objects this process has read, while the tier is not known to be this directory's."""
         self._claimed: TierUnusableError | bool = False
@@ -135,8 +137,9 @@ class Tier:
         self._garbage = dict.fromkeys(row["id"] for row in rows)
         if self._settings.tier_adopt:
             await self._in_thread(lambda: self._objects.claim(name, adopt=True))
-            self._claimed = True
-            await self._adopt()
+            await self._adopt()  # before anything leaves: rows may say of objects that are not there that they are
+            self._claimed = self._collected = True  # what could not be adopted is not to be deleted by the same start
+            self.look()
         self._background.spawn(self._run(name))
 
     async def stop(self) -> None:
@@ -329,8 +332,10 @@ class Tier:
                         return
                 if not record.users and not record.hidden:
                     await self._drop_extent(record)
-            except (TierUnavailable, StoreFull):
-                pass  # `replicate` has told it
+            except StoreFull as error:
+                self._failed(error)
+            except TierUnavailable as error:
+                log.debug("array %s stays: %s", record.info.id, error.detail)  # `replicate` has counted it
             finally:
                 del self._leaving[record.info.id]
                 self._leaving_bytes -= record.info.nbytes
@@ -369,11 +374,7 @@ class Tier:
             raise TierUnavailable(str(self._claimed), retry_after_s=_MAX_RETRY_S)
         if not self._claimed:
             raise TierUnavailable("the tier has not answered yet", retry_after_s=_MIN_RETRY_S)
-        try:
-            self._check_tier(info.nbytes)
-        except StoreFull as error:
-            self._failed(error)
-            raise
+        self._check_tier(info.nbytes)
         if view is None:
             view = memoryview(b"") if array.extent is None else array.extent.view(info.nbytes).toreadonly()
         described = _described(array, *_times_of(array))
@@ -500,7 +501,8 @@ class Tier:
             wanted.granted = True
             for pinned in pins:
                 self._begin(pinned)
-            self._background.spawn(self._complete(wanted))
+            fetches = [cold.fetch for pinned in wanted.pins if (cold := pinned.cold) and cold.fetch]
+            self._background.spawn(self._complete(wanted, fetches))  # one that failed is no longer its array's by then
 
     def _begin(self, pinned: Pinned) -> None:
         cold = pinned.cold
@@ -509,15 +511,12 @@ class Tier:
         cold.fetch.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._background.spawn(self._fetch(pinned.share(), cold, cold.fetch))
 
-    async def _complete(self, wanted: Wanted) -> None:
+    async def _complete(self, wanted: Wanted, fetches: Iterable[asyncio.Future[None]]) -> None:
         """End a request when all of its arrays have come, or one could not."""
         error: Exception | None = None
-        for pinned in wanted.pins:
-            cold = pinned.cold if pinned.held else None
-            if cold is None or cold.fetch is None:
-                continue
+        for fetch in fetches:
             try:
-                await asyncio.shield(cold.fetch)
+                await asyncio.shield(fetch)
             except ServiceError as failed:
                 error = failed
         _end(wanted, error)
@@ -624,7 +623,7 @@ class Tier:
             try:
                 if self._claimed is False:
                     used = any(record.tier for record in self._store.records())
-                    await self._in_thread(lambda: self._objects.claim(name, adopt=False, used=used))
+                    await self._in_thread(partial(self._objects.claim, name, adopt=False, used=used))
                     self._claimed = True
                     self.look()
                 if not self._collected:
@@ -658,7 +657,6 @@ class Tier:
 
     async def _collect(self) -> None:
         """Put objects on the list of what is to go that no row names, nor anything that is being written."""
-        await self._in_thread(self._objects.tidy)
         found = 0
         pages = self._objects.ids()
         while (page := await self._in_thread(lambda: next(pages, None))) is not None:
