@@ -21,7 +21,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from gemmserve_service.processes.ray.actor import Order, Report, WorkerActor
-from gemmserve_service.processes.ray.decisions import Phase, Seen, Sizing, decide
+from gemmserve_service.processes.ray.decisions import OWNED_S, SILENT_S, Phase, Seen, Sizing, decide
 from gemmserve_service.processes.ray.demand import Listener
 from gemmserve_service.processes.ray.join_token import read_token
 from gemmserve_service.runtime import logs
@@ -65,6 +65,7 @@ class Bridge:
         self._reports: dict[int, tuple[float, Report]] = {}
         self._stopping: dict[int, float] = {}
         self._said: dict[int, str] = {}
+        self._warned = False
         self.fingerprint = fingerprint(settings, join_url, token)
 
     def round(self, listener: Listener) -> None:
@@ -72,6 +73,9 @@ class Bridge:
         self._find()
         self._hear()
         seen = self._seen()
+        if self._is_anothers(seen):  # of those that have said nothing nobody knows whose they are
+            self._take(decide(0, [each for each in seen if each.phase not in {Phase.UNHEARD, Phase.FOREIGN}]))
+            return
         present = sum(actor.phase in {Phase.UNHEARD, Phase.EMPTY, Phase.SERVING} for actor in seen)
         target = self._sizing.target(time.monotonic(), listener.last(), present)
         self._take(decide(target, seen))
@@ -79,8 +83,11 @@ class Bridge:
     def remove_all(self) -> None:
         """Takes every actor of ours away: the server ends, and nobody is left to serve."""
         self._find()
-        for number in list(self._handles):
-            self._remove(number, "the server ends")
+        seen = self._seen()
+        others = {Phase.TAKEN, Phase.UNHEARD} if self._is_anothers(seen) else {Phase.TAKEN}
+        for actor in seen:
+            if actor.phase not in others:
+                self._remove(actor.number, "the server ends")
 
     # -- what there is ------------------------------------------------------------------------------------------------
 
@@ -94,13 +101,20 @@ class Bridge:
                 self._handles[number] = self._ray.get_actor(_name(number))
 
     def _hear(self) -> None:
+        if self._ask():
+            self._find()  # whoever has such a name now; Ray, or another bridge, may have made it anew
+            self._ask()
+
+    def _ask(self) -> bool:
+        """Asks all that owe no answer, and waits a little for answers; returns whether one was lost."""
         for number, handle in self._handles.items():
             if number not in self._asked:
-                self._asked[number] = handle.look.remote()
+                self._asked[number] = handle.look.remote(self.fingerprint)
         waiting = list(self._asked.values())
         if not waiting:
-            return
+            return False
         answered, _ = self._ray.wait(waiting, num_returns=len(waiting), timeout=_PERIOD_S / 2)
+        lost = False
         for number, question in list(self._asked.items()):
             if question in answered:
                 del self._asked[number]
@@ -109,9 +123,14 @@ class Bridge:
                 except self._ray.exceptions.RayError as error:  # it died, or its node did: Ray makes it anew
                     self._say(number, f"lost ({type(error).__name__}); Ray starts it again")
                     self._reports.pop(number, None)
+                    del self._handles[number]
+                    lost = True
                 else:
                     self._reports[number] = time.monotonic(), report
+                    if report["phase"] == Phase.EMPTY:  # Ray has made it anew: it is not the one that was told to stop
+                        self._stopping.pop(number, None)
                     self._say(number, _described(report))
+        return lost
 
     def _seen(self) -> list[Seen]:
         found = []
@@ -122,11 +141,27 @@ class Bridge:
                 continue
             phase = Phase(report["phase"])
             if report["fingerprint"] != self.fingerprint:
-                phase = Phase.FOREIGN
+                owned = report["unowned_s"] < OWNED_S and time.monotonic() - heard < SILENT_S
+                phase = Phase.TAKEN if owned else Phase.FOREIGN
             elif number in self._stopping and time.monotonic() > self._stopping[number]:
                 phase = Phase.STOPPED
             found.append(Seen(number, phase, time.monotonic() - heard))
         return found
+
+    def _is_anothers(self, seen: Iterable[Seen]) -> bool:
+        """Return whether another server has the namespace: of those that said anything, the lowest number is its own."""
+        heard = sorted((actor for actor in seen if actor.phase is not Phase.UNHEARD), key=lambda actor: actor.number)
+        if not heard or heard[0].phase is not Phase.TAKEN:
+            self._warned = False
+            return False
+        if not self._warned:
+            self._warned = True
+            log.error(
+                "another server keeps its workers in Ray's namespace %s: no workers here until it is gone, or until "
+                "ray_namespace is another one",
+                self._settings.ray_namespace,
+            )
+        return True
 
     # -- what is done -------------------------------------------------------------------------------------------------
 
@@ -194,7 +229,8 @@ def fingerprint(settings: Settings, join_url: str, token: str | None) -> str:
     """Return what an actor's settings are known by: one of others, or of another version, is replaced. Of the token
     there is a digest in it, which tells nobody the token, whose bits are random.
     """
-    facts = (version("gemmserve"), join_url, settings.ray_device, settings.ray_cpus, token)
+    of_orders = (settings.ray_orphan_s, settings.join_insecure)
+    facts = (version("gemmserve"), join_url, settings.ray_device, settings.ray_cpus, *of_orders, token)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
 
