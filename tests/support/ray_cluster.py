@@ -38,7 +38,7 @@ class RayCluster:
         token.chmod(0o600)
         self.environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
         own = {f"RAY_health_check_{name}": value for name, value in HEALTH.items()}
-        own |= {"RAY_gcs_rpc_server_reconnect_timeout_s": "1800", MARK: self.mark}
+        own |= {"RAY_gcs_rpc_server_reconnect_timeout_s": "1800", "RAY_worker_niceness": "0", MARK: self.mark}
         self._environment = os.environ | self.environment | own
         self._log = (Path(self._folder.name) / "log").open("w")
         self.ip = _address()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gemmserve_service.processes.ray.bridge import Bridge, authenticated, fingerprint
+from gemmserve_service.processes.ray.bridge import Bridge, driver_environment, fingerprint
 from gemmserve_service.processes.ray.decisions import OWNED_S
 from gemmserve_service.processes.ray.demand import Demand
 from gemmserve_service.settings import Settings
@@ -48,7 +48,7 @@ class Ray:
         if question.actor.dies:
             question.actor.restart()
             raise RayError
-        if question.actor.gone:
+        if question.actor.gone or question.actor.away:
             raise RayError
         return question.answer()
 
@@ -63,7 +63,7 @@ class Ray:
 class Actor:
     def __init__(self, ray, options, mark):
         self.ray, self.options, self.mark, self.dies, self.deaf = ray, options, mark, False, False
-        self.unowned_s = 0.0
+        self.unowned_s, self.away = 0.0, False
         self.restart()
         self.look, self.take, self.stop = (
             SimpleNamespace(remote=each) for each in (self._look, self._take, self._stop)
@@ -300,6 +300,59 @@ def test_a_lost_one_has_its_order_in_the_same_round():
     assert phases(ray) == {"worker-0": "serving"}
 
 
+def test_one_that_somebody_else_made_anew_is_found():
+    ray = Ray()
+    bridge = make(ray)
+    rounds(bridge, queued=0)
+    ray.actors["worker-0"] = other = Actor(ray, ray.actors["worker-0"].options, bridge.fingerprint)
+    rounds(bridge, queued=0, count=1)
+    assert other.phase == "serving"
+    del ray.actors["worker-0"]
+    rounds(bridge, queued=0, count=2)
+    assert phases(ray) == {"worker-0": "serving"}
+
+
+def test_rounds_follow_each_other_closely_while_an_actor_is_on_its_way(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("gemmserve_service.processes.ray.bridge.time", SimpleNamespace(monotonic=lambda: now[0]))
+    ray = Ray()
+    bridge = make(ray)
+    slow = bridge.pause_s()
+    first = SimpleNamespace(last=lambda: Demand(now[0], 0, 0))
+    bridge.round(first)
+    fast = bridge.pause_s()
+    assert fast <= slow / 4
+    bridge.round(first)
+    now[0] += 60.0
+    bridge.round(first)
+    assert (phases(ray), bridge.pause_s()) == ({"worker-0": "serving"}, slow)
+    ray.actors["worker-0"].away = True
+    bridge.round(first)
+    assert bridge.pause_s() == fast
+    for _ in range(60):  # and then it has no room
+        now[0] += 1.0
+        bridge.round(first)
+    assert bridge.pause_s() == slow
+
+
+def test_a_server_gives_up_what_it_has_beside_another_one():
+    ray = Ray()
+    bridge = make(ray, ray_min_workers=3)
+    rounds(bridge, queued=0)
+    other = Actor(ray, {"name": "worker-0"}, "x")
+    ray.actors = {
+        "worker-0": other,
+        "worker-1": ray.actors["worker-1"],
+        "worker-9": Actor(ray, {"name": "worker-9"}, "x"),
+    }
+    ray.actors["worker-9"].deaf = True
+    rounds(bridge, queued=9)
+    assert phases(ray) == {"worker-0": "empty", "worker-1": "stopping", "worker-9": "empty"}
+    bridge.remove_all()
+    assert list(ray.actors) == ["worker-0", "worker-9"]
+    assert bridge.fingerprint != "x"
+
+
 def test_other_actors_of_the_namespace_are_left_alone():
     ray = Ray()
     ray.actors["somebody"] = Actor(ray, {"name": "somebody"}, "x")
@@ -317,6 +370,7 @@ def test_the_fingerprint_says_what_an_actor_was_made_for():
     assert len({one, *others}) == 4
 
 
-def test_rays_token_is_asked_for_unless_the_operator_says_otherwise():
-    assert authenticated({})["RAY_AUTH_MODE"] == "token"
-    assert authenticated({"RAY_AUTH_MODE": "disabled"})["RAY_AUTH_MODE"] == "disabled"
+def test_rays_token_is_asked_for_and_losses_are_told_at_once_unless_the_operator_says_otherwise():
+    given = {"RAY_AUTH_MODE": "token", "RAY_timeout_ms_task_wait_for_death_info": "0"}
+    assert driver_environment({"HOME": "/h"}) == {**given, "HOME": "/h"}
+    assert driver_environment({"RAY_AUTH_MODE": "disabled"}) == {**given, "RAY_AUTH_MODE": "disabled"}
