@@ -21,6 +21,9 @@ from benchmarks.service import driver
 from gemmserve import Client
 
 PATIENCE_S = 300.0
+REPEATED_ROWS = 256
+ROUNDING = 2.0**-20
+"""Of the sum of its terms' sizes an element of a product may be off: 16 units of single precision."""
 
 
 @functools.cache
@@ -30,10 +33,15 @@ def connected(url, api_key):
 
 
 def matrix(n, dtype="complex64", seed=0):
-    """Return a standard normal n x n matrix; rows repeat after 256, so that it is cheap to make."""
+    """Return a standard normal n x n matrix; rows repeat after REPEATED_ROWS, so that it is cheap to make."""
+    return np.resize(drawn(n, dtype, seed), (n, n)).astype(dtype, copy=False)
+
+
+def drawn(n, dtype="complex64", seed=0):
+    """Return the rows that those of `matrix` repeat, in single precision."""
     parts = 2 if np.dtype(dtype).kind == "c" else 1
-    drawn = np.random.default_rng(seed).standard_normal((min(n, 256), parts * n), np.float32)
-    return np.resize(drawn.view(np.complex64) if parts == 2 else drawn, (n, n)).astype(dtype, copy=False)
+    values = np.random.default_rng(seed).standard_normal((min(n, REPEATED_ROWS), parts * n), np.float32)
+    return values.view(np.complex64) if parts == 2 else values
 
 
 def put(client, command):
@@ -85,6 +93,46 @@ def submit_many(client, command):
     asked = {"op": "gemm", "a": a, "b": b}
     taken = sum(len(client.submit_many([asked] * size)) for size in pieces(command["count"], command["size"]))
     return {"began": began, "ended": time.monotonic(), "count": taken}
+
+
+def streamed(client, command):
+    """Time `count` products of two n x n matrices from submission to the end of the job; a sample of rows of the last
+    is compared with sums in double. Operands are put first unless `ids` are given. Raises AssertionError.
+    """
+    n = command["n"]
+    groups = np.arange(n) // REPEATED_ROWS
+    scale = np.ldexp(np.float32(1), groups % 8 + groups // 16 % 8)
+    operands = [client.array(array_id) for array_id in command["ids"]]
+    if not operands:
+        b = matrix(n, seed=2)
+        operands = [None, client.put(b)]
+        del b
+        a = matrix(n, seed=1)
+        a *= scale[:, None]  # rows that come again differ by powers of two: a block out of place is seen
+        operands[0] = client.put(a)
+        del a
+    spent = []
+    for left in reversed(range(command["count"])):
+        began = time.perf_counter()
+        job = client.submit("gemm", *operands)
+        result = job.result(PATIENCE_S)
+        spent.append(time.perf_counter() - began)
+        if not left:
+            compare_rows(result, n, scale)
+        result.delete()
+    return {"ids": [operand.id for operand in operands], "seconds": spent}
+
+
+def compare_rows(result, n, scale):
+    """Compare rows of a product that `streamed` made with sums in double. Raises AssertionError."""
+    a, b = (drawn(n, seed=seed).astype(np.complex128) for seed in (1, 2))
+    for row in np.unique(np.linspace(0, n - 1, 9).astype(int)):
+        left = np.zeros((-(-n // len(b)), len(b)), np.complex128)  # row p of the right operand is row p % len(b) of `b`
+        left.reshape(-1)[:n] = a[row % len(a)] * scale[row]
+        expected, size = left.sum(axis=0) @ b, np.abs(left).sum(axis=0) @ np.abs(b)
+        worst = np.max(np.abs(result[int(row) : int(row) + 1].numpy()[0] - expected) / size)
+        if not worst < ROUNDING:
+            raise AssertionError(f"row {row}: an error of {worst:.1e} of what its terms' sizes add up to")
 
 
 def pieces(whole, size):
@@ -153,7 +201,7 @@ def product(client, kind, a, b):
     return [square, peak]
 
 
-WORK = {each.__name__: each for each in (put, delete, jobs, submit_many, matmul, transfer, first)}
+WORK = {each.__name__: each for each in (put, delete, jobs, submit_many, matmul, transfer, streamed, first)}
 
 
 def run(command):

@@ -378,6 +378,29 @@ def two_devices(stage):
         )  # fmt: skip
 
 
+def streamed(stage):
+    """A product larger than what the server may use of the device, from operands in the store's files: from submission
+    to the end of the job, the second one of each server. The bound is the kernels' rate at the largest resident one.
+    """
+    n, near = stage.sizes.streamed, max(stage.sizes.products)
+    bound = stage.kernel_s(near) * (n / near) ** 3
+    ids = []
+    with tempfile.TemporaryDirectory(prefix="gemmserve-load-", dir=stage.folder) as data:
+        for budget in stage.sizes.budgets:
+            variables = {} if budget is None else {"GEMMSERVE_DEVICE_MEMORY_BYTES": str(budget)}
+            with serving(stage.device.partition(",")[0], stage.folder, data=data, **variables) as server:
+                settled(server)
+                with Gauges(server) as gauges:
+                    answer = stage.clients[0].ask(PATIENCE_S, work="streamed", url=server.url, n=n, count=2, ids=ids)
+            ids = answer["ids"]
+            memory = "all memory" if budget is None else f"{budget / 1e9:g} GB of memory"
+            yield figure(
+                f"{n}^3 with {memory}", "s", answer["seconds"][-1], bound, f"kernel loop of {near}^3, by operations",
+                better="less", gauges=gauges, client_cpu=answer["client_cpu"], first_s=answer["seconds"][0],
+                budget=budget,
+            )  # fmt: skip
+
+
 def first_product(stage):
     """First product of each kind on a fresh server over the second one: kernel cache empty, then kernels shipped.
 
@@ -418,8 +441,9 @@ ROWS = {
     "results": results,
     "owners": owners,
     "two-devices": two_devices,
+    "large-product": streamed,
     "first-product": first_product,
 }
 """By the name that `--only` takes, in the order in which they are measured."""
-WITH_OWN_SERVERS = ("owners", "two-devices", "first-product")
+WITH_OWN_SERVERS = ("owners", "two-devices", "large-product", "first-product")
 """Rows before which the shared server ends."""

@@ -12,6 +12,7 @@ class Sizes:
     `result`, `results`: of jobs whose results are kept, and how many at most. `larges`: jobs beside small one-shots.
     `shared`: jobs of two owners, each of which asks for more than half of a device.
     `block`: the part of a larger product that a small one may have to wait for. `spread`: jobs on one and two devices.
+    `streamed`: a product with bounded memory of the device, `budgets` the bounds (None: all there is), in bytes.
     `clients` processes have `depth` jobs in flight each. `turn_s`: seconds of a closed or open loop. `keep_s`,
     `fetch_s`, `first_s`: seconds after which no further job is submitted, no further kind of product tried.
     """
@@ -25,6 +26,8 @@ class Sizes:
     one_shot: int = 1024
     spread: int = 1024
     seen: tuple[int, ...] = (64, 1024)
+    streamed: int = 32768
+    budgets: tuple[int | None, ...] = (None, 16_000_000_000, 8_000_000_000, 6_400_000_000)
     first: tuple[int, ...] = (64, 1024, 4096)
     transfer_bytes: int = 4 << 30
     open_rate: float = 50.0
@@ -59,6 +62,6 @@ class Sizes:
 FULL = Sizes()
 TINY = Sizes(
     small=8, result=48, results=12, larges=(96,), shared=(48, 96), block=48, one_shot=32, spread=32, seen=(8,),
-    first=(8, 32), transfer_bytes=1 << 20, clients=2, depth=2, jobs=20, repeats=5, turn_s=0.3, keep_s=5.0, fetch_s=5.0,
-    first_s=2.0,
+    streamed=96, budgets=(None,), first=(8, 32), transfer_bytes=1 << 20, clients=2, depth=2, jobs=20, repeats=5,
+    turn_s=0.3, keep_s=5.0, fetch_s=5.0, first_s=2.0,
 )  # fmt: skip

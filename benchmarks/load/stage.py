@@ -118,12 +118,13 @@ def pairs(client, server, n, **more):
 
 
 @contextlib.contextmanager
-def serving(device, folder, *arguments, **variables):
-    """Yield a server of this checkout on `device`, its data below `folder`, gone with its data afterwards.
-
-    Raises ServerError.
+def serving(device, folder, *arguments, data=None, **variables):
+    """Yield a server of this checkout on `device`, its data below `folder`, gone with its data afterwards; in the
+    folder `data` instead, it stays. Raises ServerError.
     """
-    with tempfile.TemporaryDirectory(prefix="gemmserve-load-", dir=folder) as data:
+    with contextlib.ExitStack() as stack:
+        if data is None:
+            data = stack.enter_context(tempfile.TemporaryDirectory(prefix="gemmserve-load-", dir=folder))
         place = ("--data-dir", f"{data}/data", "--uds", "{path}", "--recycle-bytes", str(RECYCLED))
         environment = {**SETTINGS, "PYTHONPATH": absolute_path(), **variables}
         with Server(KINDS["gemmserve"], ("--device", device, *place, *arguments), environment) as server:

@@ -166,23 +166,39 @@ async def test_it_goes_to_a_file_after_a_while(make_core, make_settings, fake, n
     await eventually(lambda: is_free(core.store.arena))
 
 
-async def test_it_goes_when_half_of_the_arena_is_taken_and_what_nobody_can_see_goes_last(core, bring, a, eventually):
+@pytest.fixture
+def copies(monkeypatch):
+    """Holds the copy of each result before its first byte until its event is set; events by the result's bytes."""
+    go_on, write = {}, module._write
+
+    def held_back(views, *given):
+        assert go_on.setdefault(bytes(views[0]), threading.Event()).wait(60)
+        return write(views, *given)
+
+    monkeypatch.setattr(module, "_write", held_back)
+    yield go_on
+    for event in go_on.values():
+        event.set()
+
+
+async def test_it_goes_when_half_of_the_arena_is_taken_and_what_nobody_can_see_goes_last(
+    core, bring, a, copies, eventually
+):
     _, hidden = await bring(a, a, A)
-    kept = [await bring(hidden, a, A) for _ in range(ROOM // 2 - 1)]
+    kept = [(await bring(hidden, a, A + number))[1] for number in range(1, ROOM // 2)]
     await core.store.delete(hidden)
     await asyncio.sleep(0)
     assert core.scheduler.writes.unwritten[0] == ROOM // 2, "there is no hurry"
-    _, last = await bring(a, a, A)
-    await eventually(lambda: core.scheduler.writes.unwritten[0] <= ROOM // 2)
-    assert await row(core, kept[0][1]) == (1, core.store._catalog.get(kept[0][1]).extent.name)
-    assert core.store._catalog.get(last).pending is not None
-    found = core.store._catalog.get(hidden)
-    if found is None:  # copies were faster than this test: nothing is left that would be computed from it
-        assert [await row(core, array) for _, array in kept] == [
-            (1, core.store._catalog.get(array).extent.name) for _, array in kept
-        ]
-    else:
-        assert found.pending is not None
+    assert not copies
+    _, last = await bring(a, a, A + ROOM)
+    begun = [(A + number).tobytes() for number in range(1, 1 + module._THREADS)]
+    await eventually(lambda: set(copies) == set(begun))
+    copies[begun[0]].set()  # the other one holds its thread, and whatever comes next this one's
+    await eventually(lambda: core.scheduler.writes.unwritten[0] == ROOM // 2)
+    assert await row(core, kept[0]) == (1, core.store._catalog.get(kept[0]).extent.name)
+    for array in (*kept[1:], last, hidden):
+        assert core.store._catalog.get(array).pending is not None
+    assert not {A.tobytes(), (A + ROOM).tobytes()} & set(copies)
 
 
 async def test_a_block_that_somebody_reads_stays_his_until_he_is_through(core, bring, a, spilled):
