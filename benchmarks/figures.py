@@ -302,7 +302,7 @@ def launchers():
     ordered, joined = (statistics.median(found["both_actors_s"][each]) for each in ("ordered", "joined"))
     rows += [
         "",
-        f"With both actors gone, one that Ray had started again had its order after {ordered:.1f} s, and its worker had",
+        f"With both actors gone, one that Ray had started again had its order after {ordered:.1f} s, and a worker had",
         f"joined after {joined:.1f} s (medians).",
     ]
     head = found["head"]

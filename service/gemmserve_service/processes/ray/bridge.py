@@ -1,9 +1,9 @@
 """The bridge: the one process of a server that is a driver of Ray's. It keeps detached actors, a worker each.
 
-Twice a second, and more often while Ray starts one, it looks at its actors and does what `decisions` say. Nothing of a job passes through it: it may end,
-and Ray's head may be gone, while workers serve. A driver ends by itself a minute after the head is gone; this one ends
-as soon as the head has not answered for `_ROUND_S`, and the next one, which the supervisor starts, waits for the head.
-Actors are detached and have names: the next one finds them.
+Twice a second, and more often while Ray starts one, it looks at its actors and does what `decisions` say. Nothing of a
+job passes through it: it may end, and Ray's head may be gone, while workers serve. A driver ends by itself a minute
+after the head is gone; this one ends as soon as the head has not answered for `_ROUND_S`, and the next one, which the
+supervisor starts, waits for the head. Actors are detached and have names: the next one finds them.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Bridge:
         return found
 
     def _is_anothers(self, seen: Iterable[Seen]) -> bool:
-        """Return whether another server has the namespace: of those that said anything, the lowest number is its own."""
+        """Return whether another server has the namespace: of those that said anything, the lowest number is its."""
         heard = sorted((actor for actor in seen if actor.phase is not Phase.UNHEARD), key=lambda actor: actor.number)
         if not heard or heard[0].phase is not Phase.TAKEN:
             self._warned = False

@@ -350,7 +350,6 @@ def test_a_server_gives_up_what_it_has_beside_another_one():
     assert phases(ray) == {"worker-0": "empty", "worker-1": "stopping", "worker-9": "empty"}
     bridge.remove_all()
     assert list(ray.actors) == ["worker-0", "worker-9"]
-    assert bridge.fingerprint != "x"
 
 
 def test_other_actors_of_the_namespace_are_left_alone():
