@@ -113,7 +113,7 @@ def streamed(client, command):
 
 
 def large(n, side):
-    """Return an operand of `streamed`, the left (0) or the right one (1): `matrix` with rows scaled by powers of two."""
+    """Return an operand of `streamed`, the left (0) or the right one (1): `matrix`, rows scaled by powers of two."""
     made = matrix(n, seed=side)
     made *= scales(n, side)[:, None]
     return made
