@@ -23,7 +23,7 @@ from gemmserve import Client
 PATIENCE_S = 300.0
 REPEATED_ROWS = 256
 ROUNDING = 2.0**-20
-"""Of the sum of its terms' sizes an element of a product may be off: 16 units of single precision."""
+"""Error that an element of a product may have, over the sum of its terms' sizes: 16 units of single precision."""
 
 
 @functools.cache
@@ -96,39 +96,43 @@ def submit_many(client, command):
 
 
 def streamed(client, command):
-    """Time `count` products of two n x n matrices from submission to the end of the job; a sample of rows of the last
-    is compared with sums in double. Operands are put first unless `ids` are given. Raises AssertionError.
+    """Put two n x n matrices unless their `ids` are given, and time `count` products of them, from submission to the
+    end of the job; a sample of rows of the last is compared with sums in double. Raises AssertionError.
     """
     n = command["n"]
-    groups = np.arange(n) // REPEATED_ROWS
-    scale = np.ldexp(np.float32(1), groups % 8 + groups // 16 % 8)
-    operands = [client.array(array_id) for array_id in command["ids"]]
-    if not operands:
-        b = matrix(n, seed=2)
-        operands = [None, client.put(b)]
-        del b
-        a = matrix(n, seed=1)
-        a *= scale[:, None]  # rows that come again differ by powers of two: a block out of place is seen
-        operands[0] = client.put(a)
-        del a
+    ids = command["ids"] or [client.put(large(n, side)).id for side in (0, 1)]
     spent = []
     for left in reversed(range(command["count"])):
         began = time.perf_counter()
-        job = client.submit("gemm", *operands)
-        result = job.result(PATIENCE_S)
+        result = client.submit("gemm", *map(client.array, ids)).result(PATIENCE_S)
         spent.append(time.perf_counter() - began)
         if not left:
-            compare_rows(result, n, scale)
+            compare_rows(result, n)
         result.delete()
-    return {"ids": [operand.id for operand in operands], "seconds": spent}
+    return {"ids": ids, "seconds": spent}
 
 
-def compare_rows(result, n, scale):
+def large(n, side):
+    """Return an operand of `streamed`, the left (0) or the right one (1): `matrix`, rows scaled by powers of two."""
+    made = matrix(n, seed=side)
+    made *= scales(n, side)[:, None]
+    return made
+
+
+def scales(n, side):
+    """Return powers of two, one for each row of an operand of `streamed`: rows that are drawn alike differ by them, so
+    that a block, or a part of k, out of its place is seen.
+    """
+    group = np.arange(n) // REPEATED_ROWS
+    return np.ldexp(np.float32(1), group % 4 if side else group % 8 + group // 16 % 8)
+
+
+def compare_rows(result, n):
     """Compare rows of a product that `streamed` made with sums in double. Raises AssertionError."""
-    a, b = (drawn(n, seed=seed).astype(np.complex128) for seed in (1, 2))
+    (a, of_a), (b, of_b) = ((drawn(n, seed=side).astype(np.complex128), scales(n, side)) for side in (0, 1))
     for row in np.unique(np.linspace(0, n - 1, 9).astype(int)):
-        left = np.zeros((-(-n // len(b)), len(b)), np.complex128)  # row p of the right operand is row p % len(b) of `b`
-        left.reshape(-1)[:n] = a[row % len(a)] * scale[row]
+        left = np.zeros((-(-n // len(b)), len(b)), np.complex128)  # row p of the right operand is drawn[p % len(b)]
+        left.reshape(-1)[:n] = a[row % len(a)] * of_a[row] * of_b
         expected, size = left.sum(axis=0) @ b, np.abs(left).sum(axis=0) @ np.abs(b)
         worst = np.max(np.abs(result[int(row) : int(row) + 1].numpy()[0] - expected) / size)
         if not worst < ROUNDING:

@@ -62,6 +62,6 @@ class Sizes:
 FULL = Sizes()
 TINY = Sizes(
     small=8, result=48, results=12, larges=(96,), shared=(48, 96), block=48, one_shot=32, spread=32, seen=(8,),
-    streamed=96, budgets=(None,), first=(8, 32), transfer_bytes=1 << 20, clients=2, depth=2, jobs=20, repeats=5,
-    turn_s=0.3, keep_s=5.0, fetch_s=5.0, first_s=2.0,
+    streamed=600, budgets=(None, 1 << 30), first=(8, 32), transfer_bytes=1 << 20, clients=2, depth=2, jobs=20,
+    repeats=5, turn_s=0.3, keep_s=5.0, fetch_s=5.0, first_s=2.0,
 )  # fmt: skip

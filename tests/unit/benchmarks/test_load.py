@@ -11,12 +11,13 @@ import sys
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from benchmark_scripts import ROOT, load_package, load_service
 
 exchanges, histogram = load_service("exchanges", "histogram")
-first_products, gauges, report, rows, sizes, stage = load_package(
-    "benchmarks.load", "first_products", "gauges", "report", "rows", "sizes", "stage"
+client, first_products, gauges, report, rows, sizes, stage = load_package(
+    "benchmarks.load", "client", "first_products", "gauges", "report", "rows", "sizes", "stage"
 )
 COMMITTED = sorted((ROOT / "docs" / "benchmarks").glob("load-*.json"))
 
@@ -250,6 +251,38 @@ def test_utilisation_is_the_mean_of_each_gpu(monkeypatch) -> None:
     sampler.start()
     assert enough.wait(60)
     assert sampler.stop() == [40.0, 50.0]
+
+
+class Rows:
+    """Array whose rows are downloaded, as a remote one's are."""
+
+    def __init__(self, values) -> None:
+        self.values = values
+
+    def __getitem__(self, rows):
+        return Rows(self.values[rows])
+
+    def numpy(self):
+        return self.values
+
+
+@pytest.mark.parametrize("moved", ["rows", "columns", "k", "nan"])
+def test_a_part_of_a_large_product_out_of_its_place_is_seen(moved) -> None:
+    n, part = 1536, 512
+    a, b = client.large(n, 0), client.large(n, 1)
+    right = a @ b
+    client.compare_rows(Rows(right), n)
+    wrong = right.copy()
+    if moved == "rows":
+        wrong[:part], wrong[part : 2 * part] = right[part : 2 * part], right[:part]
+    elif moved == "columns":
+        wrong[:, :part], wrong[:, part : 2 * part] = right[:, part : 2 * part], right[:, :part]
+    elif moved == "k":
+        wrong = a @ np.roll(b, part, axis=0)
+    else:
+        wrong[n - 1, 7] = np.nan
+    with pytest.raises(AssertionError, match="row"):
+        client.compare_rows(Rows(wrong), n)
 
 
 # ---- all of it
