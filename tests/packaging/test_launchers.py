@@ -161,6 +161,12 @@ def test_nodes_outlive_a_head_that_is_gone_for_minutes():
     assert {int(node["RAY_gcs_rpc_server_reconnect_timeout_s"]) for node in nodes} == {1800}
 
 
+def test_workers_are_as_nice_as_other_processes():
+    (group,) = RAY["workerGroupSpecs"]
+    nodes = [environment(group["template"]["spec"]["containers"][0]), COMPOSE["services"]["ray-node"]["environment"]]
+    assert [node["RAY_worker_niceness"] for node in nodes] == ["0", "0"]
+
+
 def test_a_node_has_the_gpu_that_it_says():
     (group,) = RAY["workerGroupSpecs"]
     (container,) = group["template"]["spec"]["containers"]
