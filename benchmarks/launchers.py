@@ -109,7 +109,7 @@ def wait_for(condition):
 
 
 def lives(process):
-    """Whether it does."""
+    """Return whether a process still runs: a zombie does not."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
