@@ -110,7 +110,7 @@ def test_workers_are_scaled_by_a_metric_that_there_is():
 
 
 def test_the_cluster_has_fields_of_kuberays():
-    """Of RayClusterSpec (ray.io/v1): https://docs.ray.io/en/master/cluster/kubernetes/references/api.html."""
+    """Fields of RayClusterSpec (ray.io/v1): https://docs.ray.io/en/master/cluster/kubernetes/references/api.html."""
     known = {"rayVersion", "authOptions", "enableInTreeAutoscaling", "autoscalerOptions", "gcsFaultToleranceOptions",
              "headGroupSpec", "workerGroupSpecs"}  # fmt: skip
     assert set(RAY) == known
