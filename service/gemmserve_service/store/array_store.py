@@ -537,6 +537,10 @@ class ArrayStore:
         """Whether there is a record of an array, hidden or not."""
         return self._catalog.get(array_id) is not None
 
+    def records(self) -> Iterable[Record]:
+        """Records of all arrays, hidden or not."""
+        return self._catalog
+
     def is_file(self, extent: Extent) -> bool:
         """Whether an extent is one of the store's files."""
         return extent.fd is None and not (self.arena is not None and self.arena.owns(extent))

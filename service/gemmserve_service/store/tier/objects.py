@@ -11,9 +11,12 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from datetime import timedelta
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from gemmserve_service.errors import ArrayCorrupt, TierUnavailable
 from gemmserve_service.store.tier.cold import TierUnusableError
@@ -29,6 +32,10 @@ DIGEST_BYTES: Final = 32
 _RETRY_AFTER_S: Final = 5.0
 _OWNER: Final = "server.json"
 _FOLDER: Final = "arrays"
+_OBJECT: Final = re.compile(rf"{_FOLDER}/(arr_[0-9a-z]{{26}}(?:_[1-9][0-9]{{0,2}})?)(?:\.json)?")
+"""Names of objects that are an array's, or the record beside it."""
+_STAGED: Final = re.compile(r"arr_[0-9a-z_]+(?:\.json)?#[0-9]+")
+"""Names of files that become such an object of a folder when they are whole."""
 _PARTS_AT_ONCE: Final = 4
 _MAX_MESSAGE: Final = 200
 _CLIENT: Final = {"connect_timeout": timedelta(seconds=5), "timeout": timedelta(seconds=60)}
@@ -40,6 +47,7 @@ class Objects:
 
     def __init__(self, address: str) -> None:
         """`address`: s3://bucket/prefix, gs://, az:// or file:///folder. Raises TierUnusableError."""
+        self._folder = Path(unquote(urlsplit(address).path)) if address.startswith("file:") else None
         try:
             self._obstore: Any = import_module("obstore")
             stores: Any = import_module("obstore.store")
@@ -48,7 +56,7 @@ class Objects:
                 "GEMMSERVE_TIER needs the library obstore: pip install 'gemmserve[tier]'"
             ) from error
         try:
-            if address.startswith("file:"):
+            if self._folder is not None:
                 self._store = stores.from_url(address, mkdir=True)
             else:
                 plain = os.environ.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true"}  # options go before that variable
@@ -63,7 +71,8 @@ class Objects:
     ) -> bytes:
         """Write an array, and its record behind it. Return the digests of its chunks. `stopped`: whether to give up.
 
-        Raises TierUnavailable; then neither counts.
+        Raises TierUnavailable, also where a folder keeps less than it was given: on a network file system a write that
+        failed may be known to nobody. Then neither counts.
         """
         digests: list[bytes] = []
 
@@ -84,7 +93,15 @@ class Objects:
             beside = {"version": 1, **record, "chunk": CHUNK, "sha256": [each.hex() for each in digests]}
             self._obstore.put(self._store, _record_name(array_id), json.dumps(beside).encode())
 
+        if self._folder is not None:
+            self._check_there()  # of a file system that is no longer mounted the folder can be written to all the same
         self._try("written to", write)
+        if self._folder is not None and len(view):
+            kept = self._try("read from", lambda: self._size(_name(array_id))) or 0
+            if kept != len(view):
+                raise TierUnavailable(
+                    f"the tier keeps {kept} of the {len(view)} bytes that it was given", retry_after_s=_RETRY_AFTER_S
+                )
         return b"".join(digests)
 
     def read(self, array_id: str, digests: bytes, nbytes: int, number: int) -> memoryview:
@@ -97,9 +114,15 @@ class Objects:
                 return memoryview(self._obstore.get_range(self._store, _name(array_id), start=start, length=length))
             except FileNotFoundError:
                 return None
+            except self._obstore.exceptions.GenericError:
+                kept = self._size(_name(array_id))
+                if kept is None or kept > start:
+                    raise
+                return memoryview(b"")  # it was cut short: of a range behind the end stores say that they refuse it
 
         found = self._try("read from", fetch)
         if found is None:
+            self._check_there()
             raise ArrayCorrupt(f"array {array_id} is no longer in the tier: somebody deleted its object")
         if hashlib.sha256(found).digest() != split(digests)[number]:
             raise ArrayCorrupt(f"the bytes of array {array_id} that came back from the tier are not those it was given")
@@ -116,24 +139,31 @@ class Objects:
         self._try("deleted from", remove)
 
     def ids(self) -> Iterator[set[str]]:
-        """Ids of arrays of which there is an object, some at a time. Raises TierUnavailable."""
+        """Ids of arrays of which there is an object, some at a time; objects of other names are somebody else's. Raises
+        TierUnavailable.
+        """
         stream = self._try("listed in", lambda: iter(self._obstore.list(self._store, _FOLDER, chunk_size=1000)))
         while (page := self._try("listed in", lambda: next(stream, None))) is not None:
-            yield {each["path"].rpartition("/")[2].removesuffix(".json") for each in page}
+            yield {found[1] for each in page if (found := _OBJECT.fullmatch(each["path"]))}
 
     def record(self, array_id: str) -> dict[str, Any] | None:
         """Return the record beside an array, None if there is none that can be read. Raises TierUnavailable."""
         found = self._content(_record_name(array_id))
         try:
             record = None if found is None else json.loads(found)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return record if isinstance(record, dict) and record.get("version") == 1 else None
 
-    def claim(self, server: str, *, adopt: bool) -> None:
-        """Have the tier be that data directory's. `adopt`: also one that is another's, who has lost it.
+    def claim(self, server: str, *, adopt: bool, used: bool = False) -> None:
+        """Have the tier be that data directory's. `adopt`: also one that is another's, who has lost it. `used`: rows of
+        that directory name objects already.
 
-        Raises TierUnusableError where it is another's, TierUnavailable.
+        Raises TierUnusableError where it is another's. Where it is nobody's, too, if rows name objects, which are
+        elsewhere then, or if there are arrays: a server writes its name before its first, so these are of one whose
+        name was lost, and are not to be collected. Raises TierUnavailable.
+
+        What writes to a folder have left that were killed goes: none is under way before this has returned.
         """
         content = json.dumps({"server": server}).encode()
 
@@ -145,25 +175,57 @@ class Objects:
             return True
 
         found = self._content(_OWNER)
-        if found is None and self._try("written to", create):
-            return
-        found = self._content(_OWNER) if found is None else found
-        if found == content:
-            return
-        if not adopt:
+        if found is None and not adopt and used:
             raise TierUnusableError(
-                "the tier holds arrays of another data directory: give each server a prefix of its own, or set "
-                "GEMMSERVE_TIER_ADOPT where that directory is lost"
+                f"the tier has no {_OWNER}, and this data directory has arrays in a tier: look at GEMMSERVE_TIER, or "
+                "at whether the file system is mounted; set GEMMSERVE_TIER_ADOPT to begin anew there"
             )
-        self._try("written to", lambda: self._obstore.put(self._store, _OWNER, content))
+        if found is None and not adopt and any(self.ids()):
+            raise TierUnusableError(
+                f"the tier holds arrays and no {_OWNER}, which says whose they are: give the server a prefix of its "
+                "own, or set GEMMSERVE_TIER_ADOPT where they are its own"
+            )
+        if found is None and not self._try("written to", create):
+            found = self._content(_OWNER) or b""
+        if found not in (None, content):
+            if not adopt:
+                raise TierUnusableError(
+                    "the tier holds arrays of another data directory: give each server a prefix of its own, or set "
+                    "GEMMSERVE_TIER_ADOPT where that directory is lost"
+                )
+            self._try("written to", lambda: self._obstore.put(self._store, _OWNER, content))
+        self._try("deleted from", self._tidy)
 
     def owner(self) -> str | None:
         """Return the name of the data directory whose tier it is; None: nobody's yet. Raises TierUnavailable."""
         found = self._content(_OWNER)
         try:
             return None if found is None else str(json.loads(found)["server"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return ""
+
+    def _tidy(self) -> None:
+        """Remove `arr_...#1`, which no listing shows: a file that would have become an object."""
+        folder = None if self._folder is None else self._folder / _FOLDER
+        if folder is not None and folder.is_dir():
+            for path in folder.iterdir():
+                if _STAGED.fullmatch(path.name):
+                    path.unlink(missing_ok=True)
+
+    def _check_there(self) -> None:
+        """Raise TierUnavailable where the tier as such is missing: a file system that is not mounted, a bucket that was
+        emptied. What is not in it is not gone for that reason.
+        """
+        if self._try("read from", lambda: self._size(_OWNER)) is None:
+            raise TierUnavailable(
+                f"the tier has no {_OWNER} any more: it is empty, or not mounted", retry_after_s=_RETRY_AFTER_S
+            )
+
+    def _size(self, name: str) -> int | None:
+        try:
+            return int(self._obstore.head(self._store, name)["size"])
+        except FileNotFoundError:
+            return None
 
     def _content(self, name: str) -> bytes | None:
         def fetch() -> bytes | None:

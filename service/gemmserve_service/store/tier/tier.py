@@ -104,6 +104,11 @@ class Tier:
         self._asked: list[int] = []
         """Bytes that those need who wait for room."""
         self._garbage: dict[str, None] = {}
+        """Ids of arrays whose objects are to go."""
+        self._collected = False
+        """Whether objects that no row names are among them."""
+        self._confirmed: set[str] = set()
+        """Ids of arrays whose objects this process has read, while the tier is not known to be this directory's."""
         self._claimed: TierUnusableError | bool = False
         """Whether the tier is known to be this data directory's; the error: it is not."""
         self._refused: tuple[float, ServiceError] | None = None
@@ -132,8 +137,9 @@ class Tier:
         self._garbage = dict.fromkeys(row["id"] for row in rows)
         if self._settings.tier_adopt:
             await self._in_thread(lambda: self._objects.claim(name, adopt=True))
-            self._claimed = True
-            await self._adopt()
+            await self._adopt()  # before anything leaves: rows may say of objects that are not there that they are
+            self._claimed = self._collected = True  # what could not be adopted is not to be deleted by the same start
+            self.look()
         self._background.spawn(self._run(name))
 
     async def stop(self) -> None:
@@ -188,6 +194,7 @@ class Tier:
         """
         array_id = record.info.id
         self._recent.pop(array_id, None)
+        self._confirmed.discard(array_id)
         if record.tier is not None:
             self.used_bytes -= record.info.nbytes
             self.arrays -= 1
@@ -280,6 +287,8 @@ class Tier:
         """Begin to write arrays out as far as there are too many bytes. Return whether some leave, or could."""
         if (excess := self._excess()) <= 0 or self._stopping.is_set():
             return True
+        ours = self._claimed is True  # else objects that it had here may be gone, but for those that have been read
+        writable = ours and self._refusal() is None
         protected = {
             pinned.info.id
             for wanted in self._wanted.values()
@@ -290,9 +299,8 @@ class Tier:
         for array_id, record in self._recent.items():
             if excess <= 0 or len(self._leaving) + len(chosen) >= _WRITES_AT_ONCE:
                 break
-            if array_id in protected or not self._may_leave(record):
-                continue
-            if record.tier is None and (self._claimed is not True or self._refusal() is not None):
+            known = writable if record.tier is None else ours or array_id in self._confirmed
+            if not known or array_id in protected or not self._may_leave(record):
                 continue
             chosen.append(record)
             excess -= record.info.nbytes
@@ -324,8 +332,10 @@ class Tier:
                         return
                 if not record.users and not record.hidden:
                     await self._drop_extent(record)
-            except (TierUnavailable, StoreFull) as error:
+            except StoreFull as error:
                 self._failed(error)
+            except TierUnavailable as error:
+                log.debug("array %s stays: %s", record.info.id, error.detail)  # `replicate` has counted it
             finally:
                 del self._leaving[record.info.id]
                 self._leaving_bytes -= record.info.nbytes
@@ -368,24 +378,38 @@ class Tier:
         if view is None:
             view = memoryview(b"") if array.extent is None else array.extent.view(info.nbytes).toreadonly()
         described = _described(array, *_times_of(array))
+        work = partial(self._objects.put, info.id, view, described, self._stopping.is_set)
+        del view
         self._writing.add(info.id)
         self._touched.add(info.id)
         self.used_bytes += info.nbytes
         self.arrays += 1
-        written = False
+        put = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        put.add_done_callback(partial(self._put_ended, info.id))
+        kept = False
         try:
-            digests = await self._in_thread(lambda: self._objects.put(info.id, view, described, self._stopping.is_set))
-            written = True
+            digests = await asyncio.shield(put)  # a thread writes on, whoever hangs up
+            kept = not (isinstance(array, Record) and array.freed)
+        except TierUnavailable as error:
+            self._failed(error)
+            raise
         finally:
-            self._writing.discard(info.id)
-            if not written:
+            if not kept:
                 self.used_bytes -= info.nbytes
                 self.arrays -= 1
-        array.tier = digests
-        if isinstance(array, Record):  # an upload is known from `add` on
-            self._touched.discard(info.id)
         self.bytes_out += info.nbytes
         self._succeeded()
+        if kept:  # else it was deleted meanwhile, and its object goes
+            array.tier = digests
+            if isinstance(array, Record):  # an upload is known from `add` on
+                self._touched.discard(info.id)
+
+    def _put_ended(self, array_id: str, done: asyncio.Future[bytes]) -> None:
+        self._writing.discard(array_id)
+        if not done.cancelled():
+            done.exception()  # told to whoever waits, if anybody does
+        if array_id in self._garbage:
+            self._wake.set()
 
     def forget_upload(self, upload: Upload) -> None:
         """Delete the object of an upload that came to nothing."""
@@ -477,7 +501,8 @@ class Tier:
             wanted.granted = True
             for pinned in pins:
                 self._begin(pinned)
-            self._background.spawn(self._complete(wanted))
+            fetches = [cold.fetch for pinned in wanted.pins if (cold := pinned.cold) and cold.fetch]
+            self._background.spawn(self._complete(wanted, fetches))  # one that failed is no longer its array's by then
 
     def _begin(self, pinned: Pinned) -> None:
         cold = pinned.cold
@@ -486,15 +511,12 @@ class Tier:
         cold.fetch.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._background.spawn(self._fetch(pinned.share(), cold, cold.fetch))
 
-    async def _complete(self, wanted: Wanted) -> None:
+    async def _complete(self, wanted: Wanted, fetches: Iterable[asyncio.Future[None]]) -> None:
         """End a request when all of its arrays have come, or one could not."""
         error: Exception | None = None
-        for pinned in wanted.pins:
-            cold = pinned.cold if pinned.held else None
-            if cold is None or cold.fetch is None:
-                continue
+        for fetch in fetches:
             try:
-                await asyncio.shield(cold.fetch)
+                await asyncio.shield(fetch)
             except ServiceError as failed:
                 error = failed
         _end(wanted, error)
@@ -521,8 +543,8 @@ class Tier:
                     log.error("%s", error.detail)  # noqa: TRY400 (not a fault of the program)
                     self.failures += 1
                     cold.error = error
-                elif not isinstance(error, Draining):
-                    self._failed(error)
+                elif isinstance(error, TierUnavailable):
+                    self._failed(error)  # not the disk's: for it to have room arrays are to leave
                 done.set_exception(error)
             except Exception as error:
                 cold.fetch = None
@@ -564,6 +586,8 @@ class Tier:
             if not kept:
                 self._store.give_extent_back(record, extent)
         record.extent, record.cold = extent, None
+        if self._claimed is not True:
+            self._confirmed.add(array_id)
         self.bytes_in += nbytes
         self._recent[array_id] = record
         self._succeeded()
@@ -598,15 +622,18 @@ class Tier:
         while not self._stopping.is_set():
             try:
                 if self._claimed is False:
-                    await self._in_thread(lambda: self._objects.claim(name, adopt=False))
+                    used = any(record.tier for record in self._store.records())
+                    await self._in_thread(partial(self._objects.claim, name, adopt=False, used=used))
                     self._claimed = True
                     self.look()
+                if not self._collected:
                     await self._collect()
+                    self._collected = True
                 if self._garbage:
                     await self._delete()
                 delay_s = _MIN_RETRY_S
                 self._wake.clear()
-                if not self._garbage and not self._stopping.is_set():
+                if self._writing.issuperset(self._garbage) and not self._stopping.is_set():
                     await self._wake.wait()
                 continue
             except TierUnusableError as error:
@@ -634,12 +661,7 @@ class Tier:
         pages = self._objects.ids()
         while (page := await self._in_thread(lambda: next(pages, None))) is not None:
             for array_id in page:
-                busy = (
-                    not array_id.startswith("arr_")
-                    or array_id in self._writing
-                    or array_id in self._touched
-                    or array_id in self._garbage
-                )
+                busy = array_id in self._writing or array_id in self._touched or array_id in self._garbage
                 if busy or self._store.knows(array_id) or array_id > self._store.began:
                     continue
                 self._garbage[array_id] = None
@@ -651,6 +673,8 @@ class Tier:
         for array_id in list(self._garbage):
             if self._stopping.is_set():
                 return
+            if array_id in self._writing:
+                continue  # what is not there yet cannot be deleted; the end of the write wakes this
             if not self._store.knows(array_id):
                 await self._in_thread(partial(self._objects.delete, array_id))
                 await self._store.database.write(partial(_forget_garbage, array_id))
@@ -659,7 +683,9 @@ class Tier:
     async def _adopt(self) -> None:
         """Take arrays in that the tier has and no row names, by the records beside them."""
         pages, taken = self._objects.ids(), 0
+        there: set[str] = set()
         while (page := await self._in_thread(lambda: next(pages, None))) is not None:
+            there |= page
             for array_id in sorted(page):
                 if self._store.knows(array_id) or array_id in self._garbage:
                     continue
@@ -669,6 +695,12 @@ class Tier:
                     await self._store.adopt_cold(*found)
                     taken += 1
         log.warning("%d arrays were taken over from the tier", taken)
+        for record in list(self._store.records()):
+            if record.tier is not None and record.extent is not None and record.info.id not in there:
+                self.used_bytes -= record.info.nbytes
+                self.arrays -= 1
+                record.tier = None  # its file is all that there is
+                await self._set_tier(record, gone=False)
 
     def _failed(self, error: ServiceError) -> None:
         self.failures += 1

@@ -360,6 +360,229 @@ async def test_killed_while_an_upload_is_replicated(make_store, tiered, eventual
         await _recovers(settings, folder, kept, kept, f"{number}: {step}", eventually)
 
 
+class Held:
+    """Writes of objects that stand still until they are let go."""
+
+    def __init__(self, patch):
+        self.go, self.calls, real = threading.Event(), 0, Objects.put
+
+        def put(*args, **options):
+            self.calls += 1
+            assert self.go.wait(60.0)
+            return real(*args, **options)
+
+        patch.setattr(Objects, "put", put)
+
+
+async def test_an_upload_given_up_while_it_is_replicated_leaves_no_object(
+    make_store, tiered, eventually, monkeypatch, tmp_path
+):
+    store = await make_store(tiered(durability="replicated"))
+    await store_array_when_claimed(store, matrix(0))
+    with monkeypatch.context() as patch:
+        held = Held(patch)
+        upload = asyncio.ensure_future(store_array(store, matrix(1)))
+        await eventually(lambda: held.calls)
+        upload.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await upload
+        assert store.tier._garbage
+        held.go.set()
+        await eventually(lambda: not store.tier._garbage)
+    assert len(objects_in(tmp_path)) == store.tier.arrays == 1
+    assert (store.tier.used_bytes, store.used_bytes) == (NBYTES, NBYTES)
+
+
+async def test_an_array_deleted_while_it_is_written_leaves_no_object(
+    make_store, tiered, eventually, monkeypatch, tmp_path
+):
+    store = await make_store(tiered())
+    await eventually(lambda: store.tier._claimed is True)
+    info = await store_array(store, matrix(0))
+    with monkeypatch.context() as patch:
+        held = Held(patch)
+        written = asyncio.ensure_future(store.tier.replicate(store._catalog.get(info.id)))
+        await eventually(lambda: held.calls)
+        await store.delete(info.id)
+        assert not store.knows(info.id)
+        held.go.set()
+        await written
+    await eventually(lambda: not store.tier._garbage)
+    assert objects_in(tmp_path) == set()
+    assert (store.tier.used_bytes, store.tier.arrays) == (0, 0)
+
+
+async def test_a_write_that_fails_counts_once(make_store, tiered, eventually, monkeypatch):
+    store = await make_store(tiered(tier_high_water=1.0))
+    await eventually(lambda: store.tier._claimed is True)
+    for seed in range(4):
+        await store_array(store, matrix(seed))
+    calls = itertools.count()
+    monkeypatch.setattr(Objects, "put", lambda *_, **__: _unreachable(next(calls)))
+    with pytest.raises(TierUnavailable, match="nothing answers"):
+        await store.make_room(NBYTES, "")
+    await eventually(lambda: not store.tier._leaving)
+    assert store.tier.failures == next(calls)
+
+
+async def test_a_disk_that_is_full_is_not_the_tiers_fault(make_store, tiered, eventually, monkeypatch):
+    store = await make_store(tiered())
+    info = await store_array(store, matrix(0))
+    await out(store, eventually, info.id)
+    with monkeypatch.context() as patch:
+
+        def full(nbytes):
+            raise StoreFull(f"no room for {nbytes} bytes on the disk")
+
+        patch.setattr(store, "take_extent", full)
+        with pytest.raises(StoreFull, match="on the disk"):
+            await read(store, info.id)
+    assert store.tier.failures == 0
+    assert store.tier.error is None  # so arrays may leave, and there is room
+    np.testing.assert_array_equal(await read(store, info.id), matrix(0))
+
+
+async def test_one_array_that_does_not_come_back_is_told_though_another_took_longer(
+    make_store, tiered, eventually, monkeypatch
+):
+    store = await make_store(tiered())
+    infos = [await store_array(store, matrix(seed)) for seed in range(2)]
+    for info in infos:
+        await out(store, eventually, info.id)
+    failed, real = threading.Event(), Objects.read
+
+    def read_one(self, array_id, *args):
+        if array_id == infos[1].id:
+            _unreachable()
+        assert failed.wait(60.0)
+        return real(self, array_id, *args)
+
+    monkeypatch.setattr(Objects, "read", read_one)
+    pins = [store.pin(info.id) for info in infos]
+    with pins[0], pins[1]:
+        back = asyncio.ensure_future(store.bring_back(pins, 60.0))
+        await eventually(lambda: store.tier.failures)
+        failed.set()
+        with pytest.raises(TierUnavailable, match="nothing answers"):
+            await back
+
+
+# -- a tier that is not what it was ------------------------------------------------------------------------------------
+
+
+async def both(make_store, settings, eventually):
+    """Return the id of an array of an ended store that is in a file and in an object."""
+    store = await make_store(settings)
+    info = await store_array(store, matrix(0))
+    await out(store, eventually, info.id)
+    with store.pin(info.id) as pinned:
+        await store.bring_back([pinned], 60.0)
+        assert pinned.view
+        await store.stop()
+    assert not is_cold(store, info.id)
+    return info.id
+
+
+async def test_an_unmounted_tier_is_not_an_empty_one(make_store, tiered, eventually, tmp_path):
+    settings = tiered()
+    store = await make_store(settings)
+    info = await store_array(store, matrix(0))
+    await out(store, eventually, info.id)
+    await store.stop()
+    (tmp_path / "tier").rename(tmp_path / "not mounted")
+    blind = await make_store(settings)
+    await eventually(lambda: blind.tier.error)
+    assert "mounted" in blind.tier.error
+    with pytest.raises(TierUnavailable):
+        await read(blind, info.id)
+    await blind.stop()
+    assert list((tmp_path / "tier").iterdir()) == []
+    (tmp_path / "tier").rmdir()
+    (tmp_path / "not mounted").rename(tmp_path / "tier")
+    np.testing.assert_array_equal(await read(await make_store(settings), info.id), matrix(0))
+
+
+@pytest.mark.parametrize("answers", [False, True])
+async def test_a_file_stays_while_its_object_may_be_gone(
+    answers, make_store, tiered, eventually, tmp_path, monkeypatch
+):
+    settings = tiered()
+    array_id = await both(make_store, settings, eventually)
+    shutil.rmtree(tmp_path / "tier")
+    if not answers:
+        monkeypatch.setattr(Objects, "claim", _unreachable)
+    store = await make_store(settings)
+    await eventually(lambda: store.tier.error)
+    with pytest.raises(TierUnavailable):
+        await store.make_room(ROOM, "")
+    np.testing.assert_array_equal(await read(store, array_id), matrix(0))
+
+
+async def test_of_another_servers_tier_arrays_that_were_read_leave_again(make_store, tiered, eventually):
+    settings = tiered()
+    store = await make_store(settings)
+    info = await store_array(store, matrix(0))
+    await out(store, eventually, info.id)
+    for seed in range(1, 4):
+        await store_array(store, matrix(seed))
+    await store.stop()
+    Objects(settings.tier).claim("other", adopt=True)
+    later = await make_store(settings)
+    await eventually(lambda: later.tier.error)
+    np.testing.assert_array_equal(await read(later, info.id), matrix(0))
+    assert later.tier.bytes_in == NBYTES
+    with pytest.raises(TierUnavailable, match="another data directory"):
+        await later.make_room(ROOM, "")
+    await eventually(lambda: not later.tier._leaving)
+    assert is_cold(later, info.id)
+    assert later.tier.bytes_out == 0
+
+
+async def test_adopting_an_empty_tier_keeps_what_is_in_files(make_store, tiered, eventually, tmp_path):
+    array_id = await both(make_store, tiered(), eventually)
+    shutil.rmtree(tmp_path / "tier")
+    store = await make_store(tiered(tier_adopt=True, tier_high_water=0.1))
+    await eventually(lambda: all(record.cold for record in store.records()))
+    assert array_id in objects_in(tmp_path)
+    there = len([path for path in (tmp_path / "tier" / "arrays").iterdir() if path.suffix == ".json"])
+    lost = sum(record.tier is not None and record.info.id not in objects_in(tmp_path) for record in store.records())
+    assert store.tier.arrays == there + lost
+    np.testing.assert_array_equal(await read(store, array_id), matrix(0))
+
+
+async def test_adopting_deletes_nothing_that_it_could_not_adopt(make_store, tiered, eventually, tmp_path):
+    store = await make_store(tiered(durability="replicated"))
+    info = await store_array_when_claimed(store, matrix(0))
+    await store.stop()
+    strange = "arr_0000000000" + "0" * 16
+    for name in (strange, f"{strange}.json"):
+        (tmp_path / "tier" / "arrays" / name).write_bytes(b"{}")
+    adopting = await make_store(tiered(tier_adopt=True))
+    await adopting.delete(info.id)
+    await eventually(lambda: not adopting.tier._garbage)
+    assert objects_in(tmp_path) == {strange}
+
+
+async def test_a_collection_that_failed_is_tried_again(make_store, tiered, eventually, tmp_path, monkeypatch):
+    settings = tiered()
+    store = await make_store(settings)
+    await eventually(lambda: store.tier._collected)
+    await store.stop()
+    orphan = "arr_0000000000" + "0" * 16
+    (tmp_path / "tier" / "arrays").mkdir()
+    (tmp_path / "tier" / "arrays" / orphan).write_bytes(b"abc")
+    answers, ids = [_unreachable, Objects.ids], Objects.ids
+
+    def listed(self):
+        return (answers.pop(0) if answers else ids)(self)
+
+    monkeypatch.setattr(Objects, "ids", listed)
+    monkeypatch.setattr(tier_module, "_MIN_RETRY_S", 0.01)
+    later = await make_store(settings)
+    await eventually(lambda: orphan not in objects_in(tmp_path))
+    assert (later.tier.failures, answers) == (1, [])
+
+
 async def test_without_the_setting_nothing_of_it_is_imported():
     code = (
         "import sys, gemmserve_service.processes.front, gemmserve_service.store.array_store as s\n"
@@ -400,10 +623,11 @@ async def test_objects_that_no_record_names_go_at_the_start(make_store, tiered, 
     folder = tmp_path / "tier" / "arrays"
     orphan = "arr_0000000000" + "0" * 16
     (folder / orphan).write_bytes(b"abc")
-    (folder / "notes.txt").write_bytes(b"an operator's")
+    for name in ("notes.txt", "arr_notes"):
+        (folder / name).write_bytes(b"an operator's")
     later = await make_store(settings)
     await eventually(lambda: orphan not in objects_in(tmp_path))
-    assert {info.id, "notes.txt"} <= objects_in(tmp_path)
+    assert {info.id, "notes.txt", "arr_notes"} <= objects_in(tmp_path)
     np.testing.assert_array_equal(await read(later, info.id), matrix(0))
 
 
@@ -439,6 +663,8 @@ async def test_replicated_means_that_the_tier_has_answered(make_store, tiered, m
     with pytest.raises(TierUnavailable):
         await store_array(store, matrix(1))
     assert (store.count, store.used_bytes, store.tier.used_bytes) == (1, NBYTES, NBYTES)
+    assert store.tier.failures == 1
+    assert "nothing answers" in store.tier.error
 
 
 async def store_array_when_claimed(store, array):
