@@ -83,6 +83,22 @@ def test_what_arrives_at_the_wrong_cell_is_sent_on(cells):
         np.testing.assert_array_equal(astray.array(stored.id).numpy(), SMALL)
 
 
+def test_deletions_in_two_cells(cells):
+    """Each by the cell that has it, and `missing` is said of what is nowhere alone."""
+    key = cells.owners[0]
+    ids = []
+    for url in cells.urls:
+        with Client(url, api_key=key) as client:
+            ids += [client.put(SMALL).id for _ in range(2)]
+    with cells.http(key) as http:
+        told = http.post("/v1/deletions", json={"ids": ids, "dry_run": True}).json()
+        assert (told["count"], told["missing"], told["elsewhere"]) == (2, [], ids[2:])
+        with Client(cells.url, api_key=key) as client:
+            assert client.delete(*ids) == 4
+            assert client.delete(*ids) == 0
+        assert {http.get(f"/v1/arrays/{each}", follow_redirects=True).status_code for each in ids} == {404}
+
+
 def test_operands_in_two_cells(cells):
     """The client has the router's URL alone; the job is in the cell of the larger operand."""
     key = cells.owners[0]

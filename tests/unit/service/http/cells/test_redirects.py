@@ -89,3 +89,23 @@ async def test_the_key_comes_first(client, make_key):
     """Whoever has none learns nothing of what is where."""
     make_key("alice")
     assert (await client.get(f"/v1/arrays/arr_{ID}")).status_code == 401
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_deletions_of_what_one_other_cell_made_are_there(client, dry_run):
+    choice = {"ids": [f"arr_{ID}", f"arr_{ID[::-1]}"], "dry_run": dry_run}
+    answer = await client.post("/v1/deletions?all=false", json=choice)
+    assert (answer.status_code, answer.headers["location"]) == (307, URLS["0"] + "/v1/deletions?all=false")
+    assert answer.json()["type"] == "/problems/other-cell"
+
+
+async def test_deletions_of_what_several_cells_made(client, upload):
+    """Each cell answers for its own; an id of a cell that there is not is this one's to answer for."""
+    own = (await upload(4))["id"]
+    other, gone, nowhere = f"arr_{ID}", f"arr_{ID}_1", f"arr_{ID}_9"
+    choice = {"ids": [other, own, gone, nowhere, other]}
+    said = {"count": 1, "nbytes": 64, "missing": [gone, nowhere], "elsewhere": [other], "more": False}
+    assert (await client.post("/v1/deletions", json={**choice, "dry_run": True})).json() == said
+    assert (await client.get(f"/v1/arrays/{own}")).status_code == 200
+    assert (await client.post("/v1/deletions", json=choice)).json() == said
+    assert (await client.get(f"/v1/arrays/{own}")).status_code == 404
