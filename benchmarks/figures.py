@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from functools import cache
 from pathlib import Path
@@ -295,9 +296,15 @@ def launchers():
                 "%", " %"
             )
         )
-    rows += ["", "| kill -9 of | work goes on after |", "|---|---|"]
+    rows += ["", "| kill -9 of | times | work goes on after: median | longest |", "|---|---|---|---|"]
     for name, seconds in found["losses_s"].items():
-        rows.append(f"| {name} | {' s, '.join(f'{each:.1f}' for each in sorted(seconds))} s |")
+        rows.append(f"| {name} | {len(seconds)} | {statistics.median(seconds):.1f} s | {max(seconds):.1f} s |")
+    ordered, joined = (statistics.median(found["both_actors_s"][each]) for each in ("ordered", "joined"))
+    rows += [
+        "",
+        f"With both actors gone, one that Ray had started again had its order after {ordered:.1f} s, and a worker had",
+        f"joined after {joined:.1f} s (medians).",
+    ]
     head = found["head"]
     rows += [
         "",

@@ -5,18 +5,22 @@
 Two nodes of Ray's on this machine with a worker on the processors each (`ray_cluster`). Processor time is user and
 system over `--seconds`; memory is the proportional set size (pages that several processes share count in parts). A
 loss: jobs of 256 x 256 x 256 float32 one after the other from one client; seconds from the signal to the end of the
-first job that was begun after it.
+first job that was begun when all that the killed processes had started was gone, and, where both actors are killed,
+to the first order of the bridge's to an actor that is new and to the first worker that has joined. `load` is the
+machine's before anything of this was started.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import sys
 import tempfile
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -104,11 +108,28 @@ def wait_for(condition):
         time.sleep(0.01)
 
 
-def lose(load, kill):
-    """Seconds after which work goes on."""
+def lives(process):
+    """Return whether a process still runs: a zombie does not."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def lose(load, processes):
+    """Kills them; seconds after which work goes on without what they had started."""
+    with_them = [each for process in processes for each in (process, *process.children(recursive=True))]
     moment = time.monotonic()
-    kill()
-    return load.after(moment)
+    for process in processes:
+        process.kill()
+    wait_for(lambda: not any(map(lives, with_them)))
+    gone = time.monotonic()
+    return gone - moment + load.after(gone)
+
+
+def first(text, pattern, moment):
+    """Seconds from a moment (Unix time) to the first line of a log that matches."""
+    line = next(line for line in text.splitlines() if re.search(pattern, line))
+    return datetime.strptime(line.split()[0], "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC).timestamp() - moment
 
 
 def measure(arguments, folder):
@@ -124,13 +145,19 @@ def measure(arguments, folder):
             wait_for(lambda: len(agents()) == 2)
             time.sleep(10)
             rows = idle([*cluster.processes(), *server.processes()], arguments.seconds)
-            load, losses = Load(server.url), {"one actor of two": [], "both actors": []}
+            load, losses = Load(server.url), {"one actor of two": [], "both actors": [], "one node of two": []}
+            phases = {"ordered": [], "joined": []}
             time.sleep(2)
             for _ in range(arguments.rounds):
                 for name, count in (("one actor of two", 1), ("both actors", 2)):
                     before = agents()
                     actors = cluster.actors()[:count]
-                    losses[name].append(lose(load, lambda: [each.kill() for each in actors]))  # noqa: B023
+                    said, moment = len(server.text), time.time()
+                    losses[name].append(lose(load, actors))
+                    if count == 2:
+                        text = server.text[said:]
+                        phases["ordered"].append(first(text, r"ray worker \d: empty on", moment))
+                        phases["joined"].append(first(text, r"worker ray-\d/cpu is ready", moment))
                     wait_for(lambda: len(agents() - before) >= count and len(agents()) == 2)  # noqa: B023
                     time.sleep(4)
             (head,) = cluster.processes("gcs/gcs_server")
@@ -147,8 +174,11 @@ def measure(arguments, folder):
             wait_for(lambda: len(re.findall("bridge to Ray at", server.text)) > told)
             back = time.monotonic() - continued
             during = sum(stopped < end < continued for _, end in load.jobs)
-            lost = cluster.node_of(cluster.actors()[0])
-            losses["one node of two"] = [lose(load, lost.kill)]
+            for _ in range(arguments.nodes):
+                losses["one node of two"].append(lose(load, [cluster.node_of(cluster.actors()[0])]))
+                cluster.add_node()
+                wait_for(lambda: len(agents()) == 2)
+                time.sleep(4)
             load.stop()
             assert head.is_running()
             assert not load.wrong, f"{load.wrong} results are wrong"
@@ -157,6 +187,7 @@ def measure(arguments, folder):
         "idle": rows,
         "seconds": arguments.seconds,
         "losses_s": losses,
+        "both_actors_s": phases,
         "head": {"gone_s": continued - stopped, "readyz": ready, "jobs_meanwhile": during, "bridge_back_s": back},
         "jobs": len(load.jobs),
     }
@@ -166,15 +197,17 @@ def main():
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--nodes", type=int, default=3, help="nodes that are killed, one after the other")
     parser.add_argument("--head-s", type=float, default=30.0)
     arguments = parser.parse_args()
     import ray
 
+    load = psutil.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         found = measure(arguments, folder)
     found["environment"] = {"python": sys.version.split()[0], "cpus": psutil.cpu_count(), "ray": ray.__version__,
-                            "load": round(psutil.getloadavg()[0], 1)}  # fmt: skip
+                            "load": round(load, 1)}  # fmt: skip
     REPORT.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
 

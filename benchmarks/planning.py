@@ -8,6 +8,7 @@ here: run it again after a change of the model, of the dispatch's tables, or of 
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,7 @@ SPLITS = [
     (2, 2048, False, 0.816),
     (2, 2048, True, 0.804),
 ]
+LOAD = OUTPUT.parent / "load-nvidia-h200.json"
 HOST_SIZES = (16384, 32768, 65536)
 ROOMY_HOST = 400e9  # bytes a second of the memory of a host that is assumed beside the measured one
 NODE_SIZES = (65536, 262144)
@@ -55,6 +57,19 @@ def predictions():
             ).seconds,
         }
         for devices, side, peers, measured in SPLITS
+    ]
+    one = shipped("nvidia-h200")
+    budgets = [
+        {
+            "n": each["n"],
+            "budget": each["budget"],
+            "measured_s": each["others_s"],
+            "predicted_s": predict(
+                one, cube(each["n"]), Hosts(1, memory="pageable", device_memory=each["budget"])
+            ).seconds,
+        }
+        for each in json.loads(LOAD.read_text(encoding="utf-8"))["figures"]
+        if each["row"] == "large-product"
     ]
     hosts = []
     for n in HOST_SIZES:
@@ -94,6 +109,7 @@ def predictions():
         "pinned": asdict(rates.pinned),
         "pageable": asdict(rates.pageable),
         "splits": splits,
+        "budgets": budgets,
         "hosts": hosts,
         "nodes": nodes,
     }
@@ -124,6 +140,22 @@ def splits_table():
         for each in report()["splits"]
     ]
     return _table(("devices", "blocks", "B", "measured", "predicted", "difference"), rows)
+
+
+def budgets_table():
+    """Return the table of a product through the service with bounded memory of the device, measured and predicted."""
+    rows = [
+        (
+            f"{each['n']}³",
+            "all" if each["budget"] is None else f"{each['budget'] / 1e9:g} GB",
+            *(f"{pick(each['measured_s']):.3g} s" for pick in (min, statistics.median, max)),
+            f"{each['predicted_s']:.3g} s",
+            f"{100 * (each['predicted_s'] / statistics.median(each['measured_s']) - 1):+.0f} %",
+        )
+        for each in report()["budgets"]
+    ]
+    columns = ("product", "memory", "measured: least", "median", "most", "predicted", "difference of the median")
+    return _table(columns, rows)
 
 
 def _times(found, count, name):
@@ -173,6 +205,7 @@ def rate(*path):
 
 FIGURES = {
     "planning.splits": splits_table,
+    "planning.budgets": budgets_table,
     "planning.hosts": hosts_table,
     "planning.nodes": nodes_table,
     "planning.host-memory": lambda: rate("environment", "host_memory"),

@@ -166,8 +166,8 @@ def operands(rounds, bits_per_s):
             row = {}
             for what in random.sample(["ours", "bare"], 2):
                 if what == "bare":
-                    other.recv(1)
                     began = time.process_time()
+                    other.sendall(b"!")
                     other.sendall(matrix.data.cast("B"))
                     seconds, cpu = json.loads(bare.stdout.readline())
                     row["bare"] = {"seconds": seconds, "cpu_s": cpu + time.process_time() - began}
@@ -187,7 +187,8 @@ def operands(rounds, bits_per_s):
                 connection.delete(array)
             if number:  # the first one's memory is new to everybody
                 rows.append(row)
-        other.close()
+        other.shutdown(socket.SHUT_WR)
+        bare.wait()
     gib = matrix.nbytes / 2**30
     return {
         "bytes": matrix.nbytes,
@@ -237,9 +238,7 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--jobs", type=int, default=200, help="of each round")
-    parser.add_argument(
-        "--link", type=float, default=None, help="bits/s of the link in `operands`; default: the veth's"
-    )
+    parser.add_argument("--link", type=float, action="append", help="bits/s of a link in `operands`; default: 1e9, 8e9")
     parser.add_argument("--only", action="append", choices=["overhead", "operands", "jobs"], default=[])
     parser.add_argument("--output", type=Path, default=OUTPUT)
     args = parser.parse_args()
@@ -256,12 +255,13 @@ def main():
     found["sources"] = digest()
     for name, measure in (
         ("overhead", lambda: overhead(args.rounds, args.jobs)),
-        ("operands", lambda: operands(args.rounds, args.link)),
+        ("operands", lambda: [operands(args.rounds, link) for link in args.link or (1e9, 8e9)]),
         ("jobs", lambda: jobs_a_second(max(args.rounds // 2, 1), args.jobs)),
     ):
         if not args.only or name in args.only:
             found[name] = measure()
-            print(name, json.dumps({key: value for key, value in found[name].items() if key != "rows"}, indent=1))
+            for each in found[name] if isinstance(found[name], list) else [found[name]]:
+                print(name, json.dumps({key: value for key, value in each.items() if key != "rows"}, indent=1))
             write(args.output, found)
 
 

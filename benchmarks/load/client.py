@@ -97,23 +97,26 @@ def submit_many(client, command):
 
 def streamed(client, command):
     """Put two n x n matrices unless their `ids` are given, and time `count` products of them, from submission to the
-    end of the job; a sample of rows of the last is compared with sums in double. Raises AssertionError.
+    end of the job, with the server's own seconds by phase; a sample of rows of the last is compared with sums in
+    double. Raises AssertionError.
     """
     n = command["n"]
     ids = command["ids"] or [client.put(large(n, side)).id for side in (0, 1)]
-    spent = []
+    spent, phases = [], []
     for left in reversed(range(command["count"])):
         began = time.perf_counter()
-        result = client.submit("gemm", *map(client.array, ids)).result(PATIENCE_S)
+        job = client.submit("gemm", *map(client.array, ids))
+        result = job.result(PATIENCE_S)
         spent.append(time.perf_counter() - began)
+        phases.append({name: seconds for name, seconds in job.info.timings.items() if seconds})
         if not left:
             compare_rows(result, n)
         result.delete()
-    return {"ids": ids, "seconds": spent}
+    return {"ids": ids, "seconds": spent, "phases": phases}
 
 
 def large(n, side):
-    """Return an operand of `streamed`, the left (0) or the right one (1): `matrix` with rows scaled by powers of two."""
+    """Return an operand of `streamed`, the left (0) or the right one (1): `matrix`, rows scaled by powers of two."""
     made = matrix(n, seed=side)
     made *= scales(n, side)[:, None]
     return made

@@ -406,7 +406,7 @@ def streamed(stage):
             yield figure(
                 f"{n}^3 with {memory}", "s", statistics.median(others), bound, bound_is,
                 better="less", gauges=gauges, client_cpu=answer["client_cpu"], first_s=first_s, others_s=others, n=n,
-                budget=budget,
+                budget=budget, phases=answer["phases"],
             )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Whoever reaches the join port, with or without a token: what the server refuses, and that nothing else notices."""
+"""Callers of the join port, with or without a token: what the server refuses, and that nothing else notices."""
 
 from __future__ import annotations
 

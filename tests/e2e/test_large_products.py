@@ -91,7 +91,7 @@ def test_the_bits_are_the_same_for_one_two_and_three_workers_and_after_a_loss(st
 
 
 def bits_of_reduction(client, ra, rb) -> tuple[bytes, bytes]:
-    """Of a job by blocks, whose results are gone afterwards."""
+    """Answer of a job by blocks, whose results are gone afterwards."""
     job = client.submit("gemm_reduce", ra, rb, reduce=["absmax", "argmax"], axis="m").wait(120)
     assert (job.state, job.progress) == ("succeeded", 1), job.info.error
     found = job.result()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from chaos.joined import worker_token
 from live_server import LiveServer
 
 from gemmserve import Client
@@ -42,13 +43,13 @@ def goes_on(ended, server):
 
 
 @contextmanager
-def jobs(server):
+def jobs(server, key):
     """Jobs one after the other, all of which have to be right; yields the moments at which they ended."""
     a = (np.arange(256 * 256, dtype=np.float32).reshape(256, 256) % 7) - 3
     ended, wrong, over = [], [], threading.Event()
 
     def run():
-        with Client(server.url, timeout=_LONG_S) as client:
+        with Client(server.url, api_key=key, timeout=_LONG_S) as client:
             ra = client.put(a)
             while not over.is_set():
                 product = ra @ ra
@@ -77,18 +78,23 @@ def jobs(server):
 
 
 def test_losses(tmp_path):
-    """One test, since a cluster takes ten seconds: kill -9 of all actors, of a node, the head stopped, and the end."""
+    """One test, since a cluster takes ten seconds: kill -9 of all actors, of a node, the head stopped, and the end.
+    Workers have a token, without which they could not join, and nobody else sees it.
+    """
     port = free_port()
+    token, key = worker_token(tmp_path / "data", "worker"), worker_token(tmp_path / "data", "read,submit")
+    (tmp_path / "token").write_text(token)
     with RayCluster(nodes=2) as cluster:
         flags = ["--executor", "ray", "--ray-address", cluster.address, "--ray-device", "cpu", "--ray-min-workers", "2"]
         flags += ["--ray-max-workers", "2", "--join-port", str(port), "--ray-join-url", f"http://127.0.0.1:{port}"]
+        flags += ["--ray-token-file", str(tmp_path / "token")]
         environment = {**cluster.environment, "GEMMSERVE_DEVICE": "auto"}
         server = LiveServer(*flags, data_dir=tmp_path / "data", environment=environment)
         with server:
             server.wait_ready()
             until(lambda: len(agents(cluster)) == 2, server)
             assert not server.workers(), "a local one beside Ray's"
-            with jobs(server) as ended:
+            with jobs(server, key) as ended:
                 # Actors and, with them, what they had started.
                 before = agents(cluster)
                 for actor in cluster.actors():
@@ -115,5 +121,10 @@ def test_losses(tmp_path):
                 until(lambda: len(re.findall("bridge to Ray at", server.text)) > bridges, server)
                 goes_on(ended, server)
                 assert {each.pid for each in cluster.actors()} == serving
-        assert "secret" not in server.text
+                assert agents(cluster)
+                assert not cluster.processes(re.escape(token)), "on a command line"
+        assert token not in server.text
+        logs = cluster.logs()
+        assert "WorkerActor" in logs
+        assert token not in logs
         until(lambda: not cluster.actors(), server)

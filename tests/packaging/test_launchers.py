@@ -110,7 +110,7 @@ def test_workers_are_scaled_by_a_metric_that_there_is():
 
 
 def test_the_cluster_has_fields_of_kuberays():
-    """Of RayClusterSpec (ray.io/v1): https://docs.ray.io/en/master/cluster/kubernetes/references/api.html."""
+    """Fields of RayClusterSpec (ray.io/v1): https://docs.ray.io/en/master/cluster/kubernetes/references/api.html."""
     known = {"rayVersion", "authOptions", "enableInTreeAutoscaling", "autoscalerOptions", "gcsFaultToleranceOptions",
              "headGroupSpec", "workerGroupSpecs"}  # fmt: skip
     assert set(RAY) == known
@@ -159,6 +159,12 @@ def test_nodes_outlive_a_head_that_is_gone_for_minutes():
     nodes += [environment(FRONTS[1]["containers"][0]), COMPOSE["x-ray"]["environment"],
               COMPOSE["services"]["ray"]["environment"], COMPOSE["services"]["ray-head"]["environment"]]  # fmt: skip
     assert {int(node["RAY_gcs_rpc_server_reconnect_timeout_s"]) for node in nodes} == {1800}
+
+
+def test_workers_are_as_nice_as_other_processes():
+    (group,) = RAY["workerGroupSpecs"]
+    nodes = [environment(group["template"]["spec"]["containers"][0]), COMPOSE["services"]["ray-node"]["environment"]]
+    assert [node["RAY_worker_niceness"] for node in nodes] == ["0", "0"]
 
 
 def test_a_node_has_the_gpu_that_it_says():

@@ -132,6 +132,8 @@ def message_of(name, **fields):
 def opened(budget):
     gc.collect()
     assert ACCOUNT.used == 0, "memory of the case before"
+    ACCOUNT.release()
+    assert ACCOUNT.taken == 0, "memory of the case before"
     ACCOUNT.limit = 0
     backend = cuda.CupyBackend("cuda", 0, 0.75, memory_bytes=budget)
     ACCOUNT.peak = ACCOUNT.used

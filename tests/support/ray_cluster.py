@@ -21,6 +21,7 @@ import psutil
 HEALTH = {"initial_delay_ms": "500", "period_ms": "500", "timeout_ms": "1000", "failure_threshold": "4"}
 MARK = "GEMMSERVE_RAY_MARK"
 _LONG_S = 120
+_STARTED = "Ray runtime started."
 
 
 class RayCluster:
@@ -37,7 +38,7 @@ class RayCluster:
         token.chmod(0o600)
         self.environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
         own = {f"RAY_health_check_{name}": value for name, value in HEALTH.items()}
-        own |= {"RAY_gcs_rpc_server_reconnect_timeout_s": "1800", MARK: self.mark}
+        own |= {"RAY_gcs_rpc_server_reconnect_timeout_s": "1800", "RAY_worker_niceness": "0", MARK: self.mark}
         self._environment = os.environ | self.environment | own
         self._log = (Path(self._folder.name) / "log").open("w")
         self.ip = _address()
@@ -50,7 +51,7 @@ class RayCluster:
             port = self.address.rpartition(":")[2]
             head = ["--head", "--port", port, "--num-cpus=0", "--include-dashboard=false"]
             self._start(*head, "--temp-dir", self._folder.name)
-            self._wait_for(self._answers, "the head")
+            self._wait_for_node("the head")
             for _ in range(self._nodes):
                 self.add_node()
         except BaseException:
@@ -72,10 +73,9 @@ class RayCluster:
         self._folder.cleanup()
 
     def add_node(self) -> None:
-        """Adds a node, and waits until its raylet is there."""
-        before = len(self.processes("raylet/raylet "))
+        """Adds a node, and waits until it has joined: one that begins earlier may take its socket's name."""
         self._start("--address", self.address, "--num-cpus=1")
-        self._wait_for(lambda: len(self.processes("raylet/raylet ")) > before, "a node")
+        self._wait_for_node("a node")
 
     def processes(self, pattern: str = "") -> list[psutil.Process]:
         """Living processes of the cluster, with what its actors have started, whose command line matches."""
@@ -96,6 +96,11 @@ class RayCluster:
         """The raylet that started it."""
         return next(parent for parent in actor.parents() if "raylet" in " ".join(parent.cmdline()[:1]))
 
+    def logs(self) -> str:
+        """All that Ray has written: its processes' logs, events, and what `ray start` said."""
+        files = [file for file in Path(self._folder.name).rglob("*") if file.is_file() and file.name != "token"]
+        return "\n".join(file.read_bytes().decode(errors="replace") for file in files)
+
     def stop_head(self) -> None:
         """Stops the process of the head's tables without ending it."""
         (head,) = self.processes("gcs/gcs_server")
@@ -114,17 +119,11 @@ class RayCluster:
         )
         self._started.append(process)
 
-    def _answers(self) -> bool:
-        try:
-            socket.create_connection((self.ip, int(self.address.rpartition(":")[2])), timeout=1).close()
-        except OSError:
-            return False
-        return bool(self.processes("raylet/raylet "))
-
-    def _wait_for(self, condition, what: str) -> None:
+    def _wait_for_node(self, what: str) -> None:
+        """Waits for the word of the node that was started last; it comes when the head has it on its list."""
+        log = Path(self._log.name)
         deadline = time.monotonic() + _LONG_S
-        while not condition():
-            text = Path(self._log.name).read_text(errors="replace")
+        while (text := log.read_text(errors="replace")).count(_STARTED) < len(self._started):
             assert time.monotonic() < deadline, f"{what} did not come\n{text}"
             assert self._started[-1].poll() is None, text
             time.sleep(0.1)

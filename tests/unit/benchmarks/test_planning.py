@@ -32,6 +32,15 @@ def test_splits_that_were_measured() -> None:
         assert each["predicted_s"] == pytest.approx(each["measured_s"], rel=0.15)
 
 
+def test_products_with_bounded_memory_that_were_measured() -> None:
+    """They are those of the load test, and none is said to take longer than it does."""
+    figures = [each for each in json.loads(planning.LOAD.read_text())["figures"] if each["row"] == "large-product"]
+    budgets = planning.report()["budgets"]
+    assert [each["measured_s"] for each in budgets] == [each["others_s"] for each in figures]
+    assert len(budgets) >= 4
+    assert all(each["predicted_s"] < min(each["measured_s"]) for each in budgets)
+
+
 def test_the_shipped_rates_are_those_of_the_probe() -> None:
     found = rates_of(json.loads((planning.OUTPUT.parent / "probe-nvidia-h200.json").read_text()))
     assert shipped("nvidia-h200") == found

@@ -9,20 +9,20 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pydantic import ValidationError
 
+from gemmserve_service.executor.agent.own_folder import OwnFolder
 from gemmserve_service.executor.protocol import TO_FRONT, Beat, Decoder, Hello, ProtocolError, encode
 from gemmserve_service.runtime.handoff import WorkerHandoff
 from gemmserve_service.runtime.unix_sockets import peer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from pydantic import BaseModel
 
@@ -122,7 +122,7 @@ class Child:
         self.block_side = settings.block_side
         self._settings = settings
         self._pipe_fd = pipe_fd
-        self._folder = tempfile.TemporaryDirectory(prefix="gemmserve-")
+        self._folder = OwnFolder()
         self._server: asyncio.Server | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._control: Control | None = None
@@ -137,7 +137,7 @@ class Child:
     @property
     def path(self) -> Path:
         """Path of the control socket."""
-        return Path(self._folder.name) / _CONTROL
+        return self._folder.path / _CONTROL
 
     @property
     def pid(self) -> int | None:
@@ -163,7 +163,7 @@ class Child:
         self.kill()
         while self._process is not None:
             await self._wait()
-        self._folder.cleanup()
+        self._folder.close()
 
     async def connected(self) -> Control:
         """Return the worker's connection, once it has said hello. Raises DeviceGone."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 LAUNCH: Final = "gemmserve_service.processes.ray.launch"
 TOKEN_VARIABLE: Final = "GEMMSERVE_JOIN_TOKEN"  # noqa: S105 (its name)
+_TOKEN_FILE_VARIABLE: Final = "GEMMSERVE_JOIN_TOKEN_FILE"  # noqa: S105 (likewise); it would come before the other
 
 _MIN_DELAY_S: Final = 0.1
 _MAX_DELAY_S: Final = 10.0
@@ -49,6 +50,8 @@ class Report(TypedDict):
 
     phase: str
     fingerprint: str
+    unowned_s: float
+    """Seconds since a bridge of this fingerprint looked."""
     node: str
     pid: int
     worker: int | None
@@ -71,19 +74,22 @@ class WorkerActor:
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
         self._status: int | None = None
-        self._heard = self._looked = time.monotonic()
+        self._heard = self._looked = self._owned = time.monotonic()
         self._wake_read, self._wake_write = os.pipe()
         self._stop = threading.Event()
         # Also before there is an order: an actor whose bridge died before it gave one must not stay for ever.
         threading.Thread(target=self._run, name="gemmserve-worker", daemon=True).start()
 
-    def look(self) -> Report:
-        """Return how it fares; also the sign that there is a bridge."""
-        self._heard = time.monotonic()
+    def look(self, fingerprint: str) -> Report:
+        """Return how it fares; also the sign that there is a bridge, whose settings have that fingerprint."""
+        self._heard = now = time.monotonic()
+        if fingerprint == self._fingerprint:
+            self._owned = now
         process = self._process
         return Report(
             phase=self._phase,
             fingerprint=self._fingerprint,
+            unowned_s=now - self._owned,
             node=socket.gethostname(),
             pid=os.getpid(),
             worker=None if process is None else process.pid,
@@ -123,7 +129,8 @@ class WorkerActor:
 
     def _serve(self, order: Order) -> int:
         environment = dict(os.environ)
-        environment.pop(TOKEN_VARIABLE, None)
+        for name in (TOKEN_VARIABLE, _TOKEN_FILE_VARIABLE):
+            environment.pop(name, None)
         if order["token"] is not None:
             environment[TOKEN_VARIABLE] = order["token"]
         if order["threads"] is not None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 STALE_S: Final = 5.0
 """Age from which a demand says nothing any more: the front is being started again."""
+OWNED_S: Final = 5.0
+"""Seconds after the last look of a bridge of other settings during which its actors are another server's."""
 SILENT_S: Final = 15.0
 """Silence of an actor that had answered, after which it is killed and made anew. A dead node's are by then."""
 
@@ -31,6 +33,9 @@ class Phase(StrEnum):
     STOPPING = "stopping"
     STOPPED = "stopped"
     FOREIGN = "foreign"
+    """Made for other settings, by a bridge that is gone."""
+    TAKEN = "taken"
+    """Made for other settings, by a bridge that looks after it: another server has the namespace."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def asnumpy(values):
 
 class _Pool:
     def free_all_blocks(self):
-        pass
+        _array.ACCOUNT.release()
 
     def used_bytes(self):
         return _array.ACCOUNT.used

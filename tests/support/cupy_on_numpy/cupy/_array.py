@@ -21,26 +21,89 @@ class MemoryPointer:
         return MemoryPointer(self.ptr + int(offset), self.owner)
 
 
+class Chunk:
+    """Part of what was taken from the device at once: `before` and `after` are its neighbours there."""
+
+    __slots__ = ("after", "arena", "before", "free", "nbytes")
+
+    def __init__(self, nbytes, arena):
+        self.nbytes, self.arena, self.free = nbytes, arena, False
+        self.before = self.after = None
+
+
 class Account:
-    """Bytes of arrays that are alive, the most there were, and how many there may be; 0: any number."""
+    """Bytes of arrays that are alive, the most there were, and how many may be taken from the device; 0: any number.
+
+    Freed memory is given again as CuPy's pool does it: in the order of the stream that it was allocated in (here: to
+    the thread), the smallest piece that is long enough, of which the rest is a piece of its own; where there is none,
+    more is taken from the device, up to the limit, whatever is free; and what was cut goes back to the device only when
+    it is whole again.
+    """
 
     def __init__(self):
-        self.used = self.peak = self.limit = 0
+        self.used = self.peak = self.limit = self.taken = 0
+        self._free = []
         self._lock = threading.RLock()  # what is collected while it is held gives its bytes back
 
     def take(self, memory, nbytes):
+        nbytes = -(-nbytes // ALIGNMENT) * ALIGNMENT
         with self._lock:
-            if self.limit and self.used + nbytes > self.limit:
-                from cupy.cuda.memory import OutOfMemoryError
-
-                raise OutOfMemoryError(nbytes, self.used, self.limit)
+            chunk = self._chunk(nbytes) if nbytes else Chunk(0, None)
             self.used += nbytes
             self.peak = max(self.peak, self.used)
-        weakref.finalize(memory, self._give, nbytes).atexit = False
+        weakref.finalize(memory, self._give, chunk).atexit = False
 
-    def _give(self, nbytes):
+    def release(self):
+        """Give to the device what is free and whole."""
         with self._lock:
-            self.used -= nbytes
+            for chunk in [each for each in self._free if each.before is None and each.after is None]:
+                self._free.remove(chunk)
+                self.taken -= chunk.nbytes
+
+    def _chunk(self, nbytes):
+        arena = threading.get_ident()
+        fitting = [each for each in self._free if each.arena == arena and each.nbytes >= nbytes]
+        if not fitting:
+            if self.limit and self.taken + nbytes > self.limit:
+                from cupy.cuda.memory import OutOfMemoryError
+
+                raise OutOfMemoryError(nbytes, self.taken, self.limit)
+            self.taken += nbytes
+            return Chunk(nbytes, arena)
+        chunk = min(fitting, key=lambda each: each.nbytes)
+        self._free.remove(chunk)
+        chunk.free = False
+        if chunk.nbytes > nbytes:
+            rest = Chunk(chunk.nbytes - nbytes, arena)
+            rest.before, rest.after, rest.free = chunk, chunk.after, True
+            if chunk.after is not None:
+                chunk.after.before = rest
+            chunk.after, chunk.nbytes = rest, nbytes
+            self._free.append(rest)
+        return chunk
+
+    def _give(self, chunk):
+        with self._lock:
+            self.used -= chunk.nbytes
+            if not chunk.nbytes:
+                return
+            for first, second in ((chunk, chunk.after), (chunk.before, chunk)):
+                if first is None or second is None or not (first.free or first is chunk):
+                    continue
+                if not (second.free or second is chunk):
+                    continue
+                if first.free:
+                    self._free.remove(first)
+                if second.free:
+                    self._free.remove(second)
+                first.nbytes += second.nbytes
+                first.after = second.after
+                if first.after is not None:
+                    first.after.before = first
+                chunk = first
+                chunk.free = False
+            chunk.free = True
+            self._free.append(chunk)
 
 
 ACCOUNT = Account()

@@ -310,7 +310,7 @@ def test_silence() -> None:
 
 @pytest.mark.parametrize("answer", [None, b"nonsense\r\n\r\n", b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nb"])
 def test_the_key_is_sent_and_in_no_traceback(answer) -> None:
-    """Of one that shows the frames' variables, as many tools do, and those of the causes."""
+    """Return a traceback that shows the frames' variables, as many tools do, and those of the causes."""
     service = FakeService()
     with serving(service) as url, Client(url, api_key=KEY) as client:
         client.health()

@@ -1,4 +1,5 @@
-"""Panels of a large product's operands that a device holds, in the slots that `plan_memory` gives them.
+"""Panels of a large product's operands that a device holds, in the slots that `plan_memory` gives them, and windows of
+its result.
 
 Blocks that come in the plan's order find just what the plan says, whatever runs at once: a panel that the plan lets go
 is waited for while a block still reads it. Blocks in another order (some are computed elsewhere) are served too; which
@@ -12,6 +13,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from gemmserve_kernels import GemmProblem
 from gemmserve_kernels.blocks.grid import panel_operand
 from gemmserve_kernels.device.interruption import checkpoint
 
@@ -68,9 +70,12 @@ class PanelSlots:
         plan: MemoryPlan,
         allocate: Callable[[int], Any],
         view: Callable[[Any, Operand], Any],
+        *,
+        windows: int = 0,
     ) -> None:
-        """`allocate` returns memory of so many bytes, `view` an array that lies as an operand where it begins. Raises
-        what `allocate` raises.
+        """`allocate` returns memory of so many bytes, `view` an array that lies as an operand where it begins.
+        `windows`: of the result, to be held ready: a device's memory would give them out of what the planes of a block
+        have left, which had no room there afterwards. Raises what `allocate` raises.
         """
         self._allocate = allocate
         self.grid = grid
@@ -88,6 +93,10 @@ class PanelSlots:
             "a": [_Slot(allocate(plan.slot_bytes[0])) for _ in range(plan.slots[0])],
             "b": [_Slot(allocate(plan.slot_bytes[1])) for _ in range(plan.slots[1])],
         }
+        first = grid.block_problem(plan.order[0])
+        self.window_bytes = first.result.nbytes if isinstance(first, GemmProblem) else 0
+        """Bytes of a block's result, the first one's, than which none is larger; a reduction's are small."""
+        self._windows = [allocate(self.window_bytes) for _ in range(windows)] if self.window_bytes else []
         self._closed = False
         self._changed = threading.Condition()
 
@@ -96,6 +105,7 @@ class PanelSlots:
         with self._changed:
             self._closed = True
             self._slots = {"a": [], "b": []}
+            self._windows = []
             self._changed.notify_all()
 
     def take(self, side: Side, index: int, fill: Callable[[Any], None], *, waits: bool) -> Pin:
@@ -127,6 +137,17 @@ class PanelSlots:
             self.uploaded_bytes += layout.nbytes
             self._changed.notify_all()
         return Pin(self, slot, array)
+
+    def take_window(self, nbytes: int) -> Any | None:
+        """Return memory for a block's result, to be given back; None where there is none ready, or not so much."""
+        with self._changed:
+            return self._windows.pop() if self._windows and nbytes <= self.window_bytes else None
+
+    def give_window(self, memory: Any) -> None:
+        """Take memory of a window back: nothing on the device writes to it or reads it any more."""
+        with self._changed:
+            if not self._closed:
+                self._windows.append(memory)
 
     def unpin(self, slot: _Slot) -> None:
         """See `Pin.release`."""

@@ -211,7 +211,7 @@ class CupyBackend:
                 if make_room is not None and not make_room():
                     continue
                 try:
-                    slots = PanelSlots(grid, plan, self.cupy.cuda.alloc, self._view)
+                    slots = PanelSlots(grid, plan, self.cupy.cuda.alloc, self._view, windows=plan.windows)
                     break
                 except self.out_of_memory as error:
                     log.info("out of device memory for panels: %s", error)
@@ -382,6 +382,8 @@ class DeviceProduct:
         the compiler was waited for."""
         self.made: dict[str, Any] = {}
         """The results on the device, from when they are enqueued until they are stored."""
+        self._windows: dict[str, tuple[PanelSlots, Any]] = {}
+        """Memory of those that are windows of a large product's result."""
 
     def load(self) -> None:
         """Brings the operands that are not there. Waits for panels' slots until products that came before let go."""
@@ -414,16 +416,35 @@ class DeviceProduct:
         there = self._there
         if isinstance(self._params, GemmParams | GemmReduceParams):
             there = self._copies.prepared(self._params, self._operands, there)
-        made = {name: cupy.empty(out.shape, out.dtype, order=order_of(out)) for name, out in self._results.items()}
         start, stop = cupy.cuda.Event(), cupy.cuda.Event()
         before = read_element_counts()
         waited = waited_s()
-        start.record()
-        call(self._params, there, made)
-        stop.record()
+        try:
+            made = {name: self._empty(name, out) for name, out in self._results.items()}
+            start.record()
+            call(self._params, there, made)
+            stop.record()
+        except BaseException:
+            if self._windows:  # what was enqueued may still write to them
+                cupy.cuda.get_current_stream().synchronize()
+                self._give_windows()
+            raise
         self._enqueued = start, stop, before, read_element_counts(), waited_s() - waited
         self._forms = there
         self.made = made
+
+    def _empty(self, name: str, out: np.ndarray[Any, Any]) -> Any:
+        """Return memory for a result on the device: a block's in a window of its product's, if one is ready."""
+        panel = next((operand.panel for operand in self._operands.values() if operand.panel is not None), None)
+        if panel is None or (memory := panel.slots.take_window(out.nbytes)) is None:
+            return self._cupy.empty(out.shape, out.dtype, order=order_of(out))
+        self._windows[name] = panel.slots, memory
+        return self._cupy.ndarray(out.shape, out.dtype, memory, order=order_of(out))
+
+    def _give_windows(self) -> None:
+        for slots, memory in self._windows.values():
+            slots.give_window(memory)
+        self._windows.clear()
 
     def finish(self) -> None:
         """Wait for the product, in any thread, and check it where that was asked for; the operands are let go."""
@@ -461,6 +482,7 @@ class DeviceProduct:
         began = time.perf_counter()
         for name, out in self._results.items():
             self._copies.store(self.made.pop(name), out)
+        self._give_windows()
         self.timings.d2h_s += time.perf_counter() - began
 
     def release(self) -> None:

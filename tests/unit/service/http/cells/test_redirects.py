@@ -86,7 +86,7 @@ async def test_ids_say_the_cell(upload):
 
 
 async def test_the_key_comes_first(client, make_key):
-    """Whoever has none learns nothing of what is where."""
+    """A caller without a key learns nothing of what is where."""
     make_key("alice")
     assert (await client.get(f"/v1/arrays/arr_{ID}")).status_code == 401
 

@@ -167,7 +167,7 @@ def test_what_is_kept_of_an_element_is_said_by_who_wants_it():
 
 
 class Counted(Turns):
-    """Whoever asks for a pause gets it."""
+    """A caller who asks for a pause gets it."""
 
     pauses = 0
 

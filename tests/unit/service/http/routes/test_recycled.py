@@ -73,7 +73,7 @@ async def test_a_short_part_is_no_operand(bob, npy, form, problem):
 
 @pytest.mark.parametrize("filled", [0, 10, 65535])
 async def test_an_upload_cannot_be_published_before_it_is_full(bob, core, filled):
-    """Whoever calls commit, and however the bytes came."""
+    """Space is recycled by every caller of commit, however the bytes came."""
     upload = core.store.allocate(np.dtype("f8"), (8192,), "C", ttl_s=None, owner=bob.key_id)
     upload.write(bytes(filled))
     with pytest.raises(Exception, match="ended after"):

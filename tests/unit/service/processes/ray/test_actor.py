@@ -41,15 +41,15 @@ def actor():
     made = WorkerActor("f", leave=lambda: None)
     yield made
     made.stop()
-    until(lambda: made.look()["phase"] == "stopped")
+    until(lambda: made.look("f")["phase"] == "stopped")
 
 
 def test_a_worker_is_started_once_and_its_token_is_not_in_its_command(actor, tmp_path):
-    assert actor.look()["phase"] == "empty"
+    assert actor.look("f")["phase"] == "empty"
     actor.take(order(tmp_path / "log"))
     actor.take(order(tmp_path / "other"))
     until(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text())
-    report = actor.look()
+    report = actor.look("f")
     assert (report["phase"], report["starts"], report["fingerprint"]) == ("serving", 1, "f")
     assert (tmp_path / "log").read_text() == "gs_secret 2\n"
     assert b"gs_secret" not in Path(f"/proc/{report['worker']}/cmdline").read_bytes()
@@ -58,23 +58,35 @@ def test_a_worker_is_started_once_and_its_token_is_not_in_its_command(actor, tmp
 
 def test_a_token_of_the_nodes_own_is_not_used(actor, tmp_path, monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, "of somebody else")
-    actor.take(order(tmp_path / "log", token=None))
-    until(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text())
-    assert (tmp_path / "log").read_text() == "None 2\n"
+    monkeypatch.setenv(TOKEN_VARIABLE + "_FILE", "of somebody else")
+    wanted = order(tmp_path / "log", token=None)
+    wanted["arguments"][1] += f"\nprint(os.environ.get({TOKEN_VARIABLE + '_FILE'!r}), file=open(sys.argv[1], 'a'))"
+    wanted["arguments"][1] = wanted["arguments"][1].replace("time.sleep(600)", "")
+    actor.take(wanted)
+    until(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text().count("\n") >= 2)
+    assert (tmp_path / "log").read_text().splitlines()[:2] == ["None 2", "None"]
+
+
+def test_it_says_how_long_no_bridge_of_its_own_looked(actor):
+    time.sleep(0.2)
+    assert actor.look("other")["unowned_s"] >= 0.2
+    first = actor.look("f")["unowned_s"]
+    assert first == 0.0
+    assert actor.look("other")["unowned_s"] > 0.0
 
 
 def test_a_lost_worker_is_started_again(actor, tmp_path):
     actor.take(order(tmp_path / "log"))
-    until(lambda: actor.look()["worker"] is not None)
-    os.kill(actor.look()["worker"], signal.SIGKILL)
-    until(lambda: actor.look()["starts"] == 2)
-    assert actor.look()["status"] == -signal.SIGKILL
+    until(lambda: actor.look("f")["worker"] is not None)
+    os.kill(actor.look("f")["worker"], signal.SIGKILL)
+    until(lambda: actor.look("f")["starts"] == 2)
+    assert actor.look("f")["status"] == -signal.SIGKILL
 
 
 def test_one_that_is_refused_is_not_started_again_at_once(actor, tmp_path):
     actor.take(order(tmp_path / "log", f"sys.exit({os.EX_NOPERM})"))
-    until(lambda: actor.look()["status"] == os.EX_NOPERM)
-    assert (actor.look()["phase"], actor.look()["starts"], actor.look()["worker"]) == ("serving", 1, None)
+    until(lambda: actor.look("f")["status"] == os.EX_NOPERM)
+    assert (actor.look("f")["phase"], actor.look("f")["starts"], actor.look("f")["worker"]) == ("serving", 1, None)
 
 
 def test_stop_is_sigterm_and_then_the_end(tmp_path):
@@ -83,16 +95,16 @@ def test_stop_is_sigterm_and_then_the_end(tmp_path):
     until(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text())
     actor.stop()
     actor.stop()
-    until(lambda: actor.look()["phase"] == "stopped")
-    assert actor.look()["status"] == 0
+    until(lambda: actor.look("f")["phase"] == "stopped")
+    assert actor.look("f")["status"] == 0
     actor.take(order(tmp_path / "log"))
-    assert actor.look()["starts"] == 1
+    assert actor.look("f")["starts"] == 1
 
 
 def test_stop_before_an_order():
     actor = WorkerActor("f", leave=lambda: None)
     actor.stop()
-    assert actor.look()["phase"] == "stopped"
+    assert actor.look("f")["phase"] == "stopped"
 
 
 @pytest.mark.parametrize("front", [False, True])
@@ -110,7 +122,7 @@ def test_without_bridge_and_front_it_leaves(monkeypatch, tmp_path, front):
         assert bool(left) is not front
         assert set(asked) == {wanted["join_url"]}
     actor.stop()
-    until(lambda: actor.look()["phase"] == "stopped")
+    until(lambda: actor.look("f")["phase"] == "stopped")
 
 
 def test_reachable():

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gemmserve_service.processes.ray.bridge import Bridge, authenticated, fingerprint
+from gemmserve_service.processes.ray.bridge import Bridge, driver_environment, fingerprint
+from gemmserve_service.processes.ray.decisions import OWNED_S
 from gemmserve_service.processes.ray.demand import Demand
 from gemmserve_service.settings import Settings
 
@@ -47,6 +48,8 @@ class Ray:
         if question.actor.dies:
             question.actor.restart()
             raise RayError
+        if question.actor.gone or question.actor.away:
+            raise RayError
         return question.answer()
 
     def kill(self, actor, *, no_restart):
@@ -60,6 +63,7 @@ class Ray:
 class Actor:
     def __init__(self, ray, options, mark):
         self.ray, self.options, self.mark, self.dies, self.deaf = ray, options, mark, False, False
+        self.unowned_s, self.away = 0.0, False
         self.restart()
         self.look, self.take, self.stop = (
             SimpleNamespace(remote=each) for each in (self._look, self._take, self._stop)
@@ -70,11 +74,17 @@ class Actor:
 
     @property
     def runs(self):
-        return not self.deaf and list(self.ray.actors.values()).index(self) < self.ray.room
+        return self.gone or (not self.deaf and list(self.ray.actors.values()).index(self) < self.ray.room)
 
-    def _look(self):
+    @property
+    def gone(self):
+        return self not in self.ray.actors.values()
+
+    def _look(self, fingerprint):
+        if fingerprint == self.mark:
+            self.unowned_s = 0.0
         return SimpleNamespace(actor=self, answer=lambda: {
-            "phase": self.phase, "fingerprint": self.mark, "node": "n", "pid": 1,
+            "phase": self.phase, "fingerprint": self.mark, "unowned_s": self.unowned_s, "node": "n", "pid": 1,
             "worker": 2 if self.order else None, "starts": 1, "status": None,
         })  # fmt: skip
 
@@ -217,14 +227,129 @@ def test_the_next_bridge_finds_them_and_doubles_none():
     assert not ray.killed
 
 
-@pytest.mark.parametrize("other", [{"ray_device": "cpu"}, {"ray_cpus": 2.0}])
+@pytest.mark.parametrize(
+    "other", [{"ray_device": "cpu"}, {"ray_cpus": 2.0}, {"ray_orphan_s": 61.0}, {"join_insecure": True}]
+)
 def test_those_of_other_settings_are_replaced(other):
     ray = Ray()
     rounds(make(ray), queued=2)
+    for actor in ray.actors.values():
+        actor.unowned_s = OWNED_S
     rounds(make(ray, **other), queued=2)
     assert len(phases(ray)) == 2
     assert set(phases(ray).values()) == {"serving"}
     assert sorted(name for name, _ in ray.killed) == ["worker-0", "worker-1"]
+
+
+def test_a_second_server_leaves_the_first_ones_alone_and_says_so(caplog):
+    ray = Ray()
+    first, second = make(ray), make(ray, ray_device="cpu")
+    rounds(first, queued=2)
+    before = dict(ray.actors)
+    for _ in range(3):
+        rounds(second, queued=9)
+        rounds(first, queued=2)
+    second.remove_all()
+    assert ray.actors == before
+    assert not ray.killed
+    assert caplog.text.count("another server keeps its workers in Ray's namespace gemmserve") == 1
+    for actor in ray.actors.values():
+        actor.unowned_s = OWNED_S  # the first one is gone
+    rounds(second, queued=1)
+    assert {actor.options["num_gpus"] for actor in ray.actors.values()} == {0}
+
+
+def test_two_servers_that_begin_at_once_do_not_fight():
+    ray = Ray()
+    first, second = make(ray, ray_min_workers=2), make(ray, ray_min_workers=2, ray_device="cpu")
+    first.round(SimpleNamespace(last=lambda: Demand(time.monotonic(), 0, 0)))
+    del ray.actors["worker-1"]
+    second.round(SimpleNamespace(last=lambda: Demand(time.monotonic(), 0, 0)))
+    for _ in range(4):
+        rounds(first, queued=0, count=1)
+        rounds(second, queued=0, count=1)
+    assert list(phases(ray).values()) == ["serving", "serving"]
+    assert {actor.options["num_gpus"] for actor in ray.actors.values()} == {1}
+    killed = list(ray.killed)
+    for _ in range(4):
+        rounds(first, queued=0, count=1)
+        rounds(second, queued=0, count=1)
+    assert ray.killed == killed
+
+
+def test_one_that_died_while_it_stopped_is_another_one_afterwards(monkeypatch):
+    ray = Ray()
+    monkeypatch.setattr("gemmserve_service.processes.ray.bridge._STOP_S", 0.0)
+    bridge = make(ray, ray_min_workers=1, drain_s=0.2)
+    rounds(bridge, queued=2)
+    rounds(bridge, queued=0, count=1)
+    ray.actors["worker-1"].restart()
+    rounds(bridge, queued=2, count=1)
+    time.sleep(0.3)
+    rounds(bridge, queued=2)
+    assert phases(ray) == {"worker-0": "serving", "worker-1": "serving"}
+    assert not ray.killed
+
+
+def test_a_lost_one_has_its_order_in_the_same_round():
+    ray = Ray()
+    bridge = make(ray)
+    rounds(bridge, queued=0)
+    ray.actors["worker-0"].dies = True
+    rounds(bridge, queued=0, count=1)
+    assert phases(ray) == {"worker-0": "serving"}
+
+
+def test_one_that_somebody_else_made_anew_is_found():
+    ray = Ray()
+    bridge = make(ray)
+    rounds(bridge, queued=0)
+    ray.actors["worker-0"] = other = Actor(ray, ray.actors["worker-0"].options, bridge.fingerprint)
+    rounds(bridge, queued=0, count=1)
+    assert other.phase == "serving"
+    del ray.actors["worker-0"]
+    rounds(bridge, queued=0, count=2)
+    assert phases(ray) == {"worker-0": "serving"}
+
+
+def test_rounds_follow_each_other_closely_while_an_actor_is_on_its_way(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("gemmserve_service.processes.ray.bridge.time", SimpleNamespace(monotonic=lambda: now[0]))
+    ray = Ray()
+    bridge = make(ray)
+    slow = bridge.pause_s()
+    first = SimpleNamespace(last=lambda: Demand(now[0], 0, 0))
+    bridge.round(first)
+    fast = bridge.pause_s()
+    assert fast <= slow / 4
+    bridge.round(first)
+    now[0] += 60.0
+    bridge.round(first)
+    assert (phases(ray), bridge.pause_s()) == ({"worker-0": "serving"}, slow)
+    ray.actors["worker-0"].away = True
+    bridge.round(first)
+    assert bridge.pause_s() == fast
+    for _ in range(60):  # and then it has no room
+        now[0] += 1.0
+        bridge.round(first)
+    assert bridge.pause_s() == slow
+
+
+def test_a_server_gives_up_what_it_has_beside_another_one():
+    ray = Ray()
+    bridge = make(ray, ray_min_workers=3)
+    rounds(bridge, queued=0)
+    other = Actor(ray, {"name": "worker-0"}, "x")
+    ray.actors = {
+        "worker-0": other,
+        "worker-1": ray.actors["worker-1"],
+        "worker-9": Actor(ray, {"name": "worker-9"}, "x"),
+    }
+    ray.actors["worker-9"].deaf = True
+    rounds(bridge, queued=9)
+    assert phases(ray) == {"worker-0": "empty", "worker-1": "stopping", "worker-9": "empty"}
+    bridge.remove_all()
+    assert list(ray.actors) == ["worker-0", "worker-9"]
 
 
 def test_other_actors_of_the_namespace_are_left_alone():
@@ -244,6 +369,7 @@ def test_the_fingerprint_says_what_an_actor_was_made_for():
     assert len({one, *others}) == 4
 
 
-def test_rays_token_is_asked_for_unless_the_operator_says_otherwise():
-    assert authenticated({})["RAY_AUTH_MODE"] == "token"
-    assert authenticated({"RAY_AUTH_MODE": "disabled"})["RAY_AUTH_MODE"] == "disabled"
+def test_rays_token_is_asked_for_and_losses_are_told_at_once_unless_the_operator_says_otherwise():
+    given = {"RAY_AUTH_MODE": "token", "RAY_timeout_ms_task_wait_for_death_info": "0"}
+    assert driver_environment({"HOME": "/h"}) == {**given, "HOME": "/h"}
+    assert driver_environment({"RAY_AUTH_MODE": "disabled"}) == {**given, "RAY_AUTH_MODE": "disabled"}

@@ -99,16 +99,18 @@ def test_any_cluster_comes_to_the_target():
     for _ in range(300):
         target = rng.randrange(6)
         actors = {number: rng.choice(list(Phase)) for number in rng.sample(range(9), rng.randrange(9))}
+        taken = {number for number, phase in actors.items() if phase is Phase.TAKEN}
         for _ in range(6):
             steps = decide(target, [Seen(number, phase) for number, phase in actors.items()])
             touched = steps.make + steps.order + steps.stop + steps.remove + steps.restart
             assert len(set(touched)) == len(touched), "two steps for one actor"
             assert not set(steps.make) & actors.keys()
+            assert not set(touched) & taken, "another server's"
             for number in steps.remove:
                 del actors[number]
             actors |= dict.fromkeys(steps.order, Phase.SERVING) | dict.fromkeys(steps.stop, Phase.STOPPING)
             actors |= dict.fromkeys(steps.make, Phase.EMPTY)
             actors = {n: Phase.STOPPED if p is Phase.STOPPING and n not in steps.stop else
                       Phase.EMPTY if p is Phase.UNHEARD else p for n, p in actors.items()}  # fmt: skip
-        assert sorted(actors.values()) == [Phase.SERVING] * target
+        assert sorted(actors.values()) == [Phase.SERVING] * target + [Phase.TAKEN] * len(taken)
         assert decide(target, [Seen(number, phase) for number, phase in actors.items()]) == decide(0, [])

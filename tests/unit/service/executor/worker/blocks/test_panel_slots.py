@@ -106,3 +106,19 @@ def test_what_is_closed_keeps_nothing_but_serves_on(slots) -> None:
     assert (slots.take("a", 0, fill_with(2), waits=True).array == 2).all()
     assert (held.array == 1).all()
     held.release()
+
+
+def test_windows_are_lent_as_long_as_there_are_any() -> None:
+    square = Operand.contiguous((48, 48), np.dtype("f8"))
+    grid = Grid.with_sides(GemmProblem.build(square, square), (16, 16, 1))
+    slots = PanelSlots(grid, plan_memory(grid, DeviceSpec.cpu(), 0), bytearray, memoryview, windows=2)
+    first, second = slots.take_window(16 * 16 * 8), slots.take_window(8)
+    assert (len(first), len(second)) == (16 * 16 * 8, 16 * 16 * 8)
+    assert first is not second
+    assert slots.take_window(8) is None
+    slots.give_window(first)
+    assert slots.take_window(16 * 16 * 8 + 1) is None, "more than a block has"
+    assert slots.take_window(16 * 16 * 8) is first
+    slots.close()
+    slots.give_window(second)
+    assert slots.take_window(8) is None
