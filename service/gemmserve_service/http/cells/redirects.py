@@ -13,6 +13,7 @@ from gemmserve_service.errors import OtherCell
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping, Sequence
+    from collections.abc import Set as AbstractSet
     from typing import Any
 
     from starlette.datastructures import Headers
@@ -51,10 +52,18 @@ def check_ids(cells: Cells, request: Request, ids: Sequence[str]) -> tuple[list[
     """
     away = {name: cell for name in ids if (cell := cells.elsewhere(name)) is not None}
     here = [name for name in ids if name not in away]
-    if not here and len(set(away.values())) == 1:
-        cell = next(iter(away.values()))
-        raise OtherCell(f"cell {cell} made all of these arrays", _location(cells.urls[cell], request.scope))
+    check_makers(cells, request, {*away.values(), *([None] if here else [])})
     return here, list(away)
+
+
+def check_makers(cells: Cells, request: Request, makers: AbstractSet[int | None]) -> None:
+    """Raises OtherCell for a request about arrays that one other cell made, all of them.
+
+    `makers`: what `Cells.elsewhere` says of the arrays.
+    """
+    cell = next(iter(makers)) if len(makers) == 1 else None
+    if cell is not None:
+        raise OtherCell(f"cell {cell} made all of these arrays", _location(cells.urls[cell], request.scope))
 
 
 def _location(url: str, scope: MutableMapping[str, Any]) -> str:

@@ -109,3 +109,25 @@ async def test_deletions_of_what_several_cells_made(client, upload):
     assert (await client.get(f"/v1/arrays/{own}")).status_code == 200
     assert (await client.post("/v1/deletions", json=choice)).json() == said
     assert (await client.get(f"/v1/arrays/{own}")).status_code == 404
+
+
+@pytest.mark.parametrize("results", ["each", "packed", "inline"])
+async def test_a_batch_on_what_one_other_cell_made_is_there(client, results):
+    items = [{"a": f"arr_{ID}", "b": f"arr_{ID[::-1]}"}]
+    answer = await client.post("/v1/batch?timeout_s=9", json={"items": items, "results": results})
+    assert (answer.status_code, answer.headers["location"]) == (307, URLS["0"] + "/v1/batch?timeout_s=9")
+
+
+async def test_a_batch_on_what_several_cells_made(client, upload):
+    """What is elsewhere is told of the products that need it; no answer sends the client from cell to cell."""
+    own, other = (await upload(4))["id"], f"arr_{ID}"
+    items = [{"a": own, "b": own}, {"a": own, "b": other}, {"a": own, "b": f"arr_{ID}_9"}]
+    answer = await client.post("/v1/batch", json={"items": items, "results": "each"})
+    assert answer.status_code == 200, answer.text
+    first, second, third = answer.json()["items"]
+    assert first["state"] == "succeeded"
+    assert second["error"]["type"] == "/problems/parameter-invalid"
+    assert f"cell 0 has {other}" in second["error"]["detail"]
+    assert third["error"]["type"] == "/problems/not-found"
+    whole = await client.post("/v1/batch", json={"items": items[:2], "results": "packed"})
+    assert (whole.status_code, whole.json()["type"]) == (422, "/problems/parameter-invalid")
