@@ -106,11 +106,11 @@ def test_a_batch_on_another_cell_s_arrays(cells):
         away = client.put(SMALL)
     with Client(cells.url, api_key=key) as client:
         own, other = client.put(SMALL), client.array(away.id)
-        (result,) = client.gemm_batch([other], [other.T])
+        (result,) = client.gemm_many([other], [other.T])
         assert result.id.endswith("_1")
         np.testing.assert_array_equal(result.numpy(), SMALL @ SMALL.T)
         with pytest.raises(ParameterInvalid, match="cell 1 has"):
-            client.gemm_batch([own], [other.T])
+            client.gemm_many([own], [other.T])
 
 
 def test_operands_in_two_cells(cells):
