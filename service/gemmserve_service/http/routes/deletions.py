@@ -57,7 +57,7 @@ async def delete(request: Request, query: Annotated[ViewQuery, Query()]) -> Resp
     that are chosen; one that chooses nothing is refused (`"older_than_s": 0` means all).
 
     Of several cells each answers for its own arrays: ids that are all one other cell's are sent on to it (307), of
-    mixed ones those of other cells come back as `elsewhere`.
+    mixed ones those of other cells come back as `elsewhere`. Names, labels and ages choose among the cell's own.
     """
     core, owner = core_of(request), view_of(request, query)
     store = core.store
