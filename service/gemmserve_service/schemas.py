@@ -142,6 +142,9 @@ class Deleted(Strict):
     count: int
     nbytes: int = Field(description="bytes of them")
     missing: list[str] = Field(description="ids of which there is no array: deleted before, expired, unknown")
+    elsewhere: list[str] = Field(
+        description="ids that other cells made: nothing was done about them, ask again for each cell's alone"
+    )
     more: bool = Field(description=f"more arrays were chosen than the {MAX_DELETED} of one request: ask again")
 
 

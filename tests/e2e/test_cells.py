@@ -16,7 +16,7 @@ from cells import Cells
 from live_server import until
 from proxies import found
 
-from gemmserve import Client
+from gemmserve import Client, ParameterInvalid
 from gemmserve.wire import STRAIGHT_FROM
 
 SMALL = np.arange(12.0).reshape(3, 4)
@@ -81,6 +81,36 @@ def test_what_arrives_at_the_wrong_cell_is_sent_on(cells):
         stored = client.put(SMALL)
     with Client(cells.urls[1], api_key=key) as astray:
         np.testing.assert_array_equal(astray.array(stored.id).numpy(), SMALL)
+
+
+def test_deletions_in_two_cells(cells):
+    """Each by the cell that has it, and `missing` is said of what is nowhere alone."""
+    key = cells.owners[0]
+    ids = []
+    for url in cells.urls:
+        with Client(url, api_key=key) as client:
+            ids += [client.put(SMALL).id for _ in range(2)]
+    with cells.http(key) as http:
+        told = http.post("/v1/deletions", json={"ids": ids, "dry_run": True}).json()
+        assert (told["count"], told["missing"], told["elsewhere"]) == (2, [], ids[2:])
+        with Client(cells.url, api_key=key) as client:
+            assert client.delete(*ids) == 4
+            assert client.delete(*ids) == 0
+        assert {http.get(f"/v1/arrays/{each}", follow_redirects=True).status_code for each in ids} == {404}
+
+
+def test_a_batch_on_another_cell_s_arrays(cells):
+    """It is sent on; what names two cells' arrays says so of the products that cannot be had there."""
+    key = cells.owners[0]
+    with Client(cells.urls[1], api_key=key) as client:
+        away = client.put(SMALL)
+    with Client(cells.url, api_key=key) as client:
+        own, other = client.put(SMALL), client.array(away.id)
+        (result,) = client.gemm_many([other], [other.T])
+        assert result.id.endswith("_1")
+        np.testing.assert_array_equal(result.numpy(), SMALL @ SMALL.T)
+        with pytest.raises(ParameterInvalid, match="cell 1 has"):
+            client.gemm_many([own], [other.T])
 
 
 def test_operands_in_two_cells(cells):

@@ -197,7 +197,8 @@ class FakeService:
         more = "ids" not in choice and not choice.get("dry_run") and len(there) > self.deleted_at_once
         count = len(there) if choice.get("dry_run") else min(len(there), self.deleted_at_once)
         missing = [array_id for array_id in choice.get("ids", ()) if array_id not in there]
-        return httpx.Response(200, json={"count": count, "nbytes": 0, "missing": missing, "more": more})
+        told = {"count": count, "nbytes": 0, "missing": missing, "elsewhere": [], "more": more}
+        return httpx.Response(200, json=told)
 
     def _get_v1_arrays(self, request: httpx.Request, _: bytes, array_id: str = "", data: str = "") -> httpx.Response:
         if not array_id:

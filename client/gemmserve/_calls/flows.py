@@ -20,6 +20,7 @@ import numpy as np
 from gemmserve import _errors, wire
 from gemmserve._calls import requests
 from gemmserve._calls.params import check_shapes, compose, to_json
+from gemmserve._calls.places import by_cell
 from gemmserve._calls.requests import LONG_POLL_S, Pause, Request, Together, Work
 from gemmserve._handles.handle import ArrayHandle
 from gemmserve._model import JobInfo
@@ -427,12 +428,22 @@ class Flows:
             yield from self.attempt(requests.delete_array(array_id))
 
     def delete(self, ids: Sequence[str]) -> Flow[int]:
-        """Deletes arrays, many by each exchange; those that are gone already are passed over. Returns how many went."""
+        """Deletes arrays, many by each exchange, those of each cell by themselves; those that are gone already are
+        passed over. Returns how many went. Where a cell fails the others' arrays go all the same; its error is raised
+        in the end.
+        """
         count = 0
-        for low in range(0, len(ids), wire.MAX_DELETED):
-            some = [requests.segment(each) for each in ids[low : low + wire.MAX_DELETED]]
-            deleted = yield from self.call(requests.delete_arrays({"ids": some}))
-            count += deleted.count
+        failed: _errors.GemmserveError | None = None
+        for own in by_cell(map(requests.segment, ids)):
+            try:
+                for low in range(0, len(own), wire.MAX_DELETED):
+                    some = own[low : low + wire.MAX_DELETED]
+                    deleted = yield from self.call(requests.delete_arrays({"ids": some}))
+                    count += deleted.count
+            except _errors.GemmserveError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
         return count
 
     def delete_chosen(

@@ -18,7 +18,7 @@ from gemmserve import _errors
 from gemmserve.wire import CELLS_HEADER, EXCHANGE_HEADER, STRAIGHT_FROM
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from gemmserve._calls.requests import Request
 
@@ -31,7 +31,17 @@ SERVER_ERROR: Final = 500
 
 _OTHER_CELL: Final = "/problems/other-cell"
 _ITEM: Final = re.compile(r"/v1/(?:arrays|jobs|uploads)/[a-z]+_[0-9a-z]{26}(?:_([1-9][0-9]{0,2}))?(?:/|\Z)")
+_OF_A_CELL: Final = re.compile(r"[a-z]+_[0-9a-z]{26}_([1-9][0-9]{0,2})")
 _MAX_MOVED: Final = 1024
+
+
+def by_cell(ids: Iterable[str]) -> list[list[str]]:
+    """Return ids by the cell that made them, which they end in; each cell's in the order given, as are the cells."""
+    found: dict[int, list[str]] = {}
+    for each in ids:
+        match = _OF_A_CELL.fullmatch(each)
+        found.setdefault(0 if match is None else int(match[1]), []).append(each)
+    return list(found.values())
 
 
 @dataclass(frozen=True)

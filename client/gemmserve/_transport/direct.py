@@ -14,7 +14,7 @@ import re
 import select
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlencode
 from urllib.request import getproxies
 
@@ -262,7 +262,11 @@ class Wire:
             raise
 
     def _readable(self, found: socket.socket) -> bool:
-        """Whether something came that nobody asked for: the server's end of the connection."""
+        """Whether something came that nobody asked for: the server's end of the connection, or bytes past an answer's
+        end, which TLS may have decrypted with it, so that the socket has them no more.
+        """
+        if self._context is not None and cast("ssl.SSLSocket", found).pending():
+            return True
         if self._poll is not None:
             return bool(self._poll.poll(0))
         return bool(select.select([found], [], [], 0)[0])

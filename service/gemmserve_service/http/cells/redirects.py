@@ -12,7 +12,8 @@ from gemmserve.wire import ROUTED_HEADER, STRAIGHT_FROM
 from gemmserve_service.errors import OtherCell
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import MutableMapping, Sequence
+    from collections.abc import Set as AbstractSet
     from typing import Any
 
     from starlette.datastructures import Headers
@@ -42,6 +43,27 @@ def check_download(cells: Cells, request: Request, nbytes: int) -> None:
     """Raises OtherCell for the download, by a router, of an array of so many bytes."""
     if cells.urls and nbytes > STRAIGHT_FROM and ROUTED_HEADER in request.headers:
         raise OtherCell(f"{nbytes} bytes come straight from cell {cells.number}", _location(cells.url, request.scope))
+
+
+def check_ids(cells: Cells, request: Request, ids: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return (the ids that are this cell's to answer for, those that other cells made), each in the order given.
+
+    Raises OtherCell where all of them were made by one other cell.
+    """
+    away = {name: cell for name in ids if (cell := cells.elsewhere(name)) is not None}
+    here = [name for name in ids if name not in away]
+    check_makers(cells, request, {*away.values(), *([None] if here else [])})
+    return here, list(away)
+
+
+def check_makers(cells: Cells, request: Request, makers: AbstractSet[int | None]) -> None:
+    """Raises OtherCell for a request about arrays that one other cell made, all of them.
+
+    `makers`: what `Cells.elsewhere` says of the arrays.
+    """
+    cell = next(iter(makers)) if len(makers) == 1 else None
+    if cell is not None:
+        raise OtherCell(f"cell {cell} made all of these arrays", _location(cells.urls[cell], request.scope))
 
 
 def _location(url: str, scope: MutableMapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from gemmserve_service.schemas import BatchOptions, GemmParams, GemmReduceParams
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from gemmserve_service.jobs.batch.task import Placed
     from gemmserve_service.settings import Settings
@@ -97,6 +97,17 @@ class StoredItems:
             raise InvalidParameters(f"{first['field']}: {first['message']}", entries.errors)
         return stored
 
+    async def makers(self, elsewhere: Callable[[str], int | None]) -> dict[str, int | None]:
+        """Return what `elsewhere` says of each operand's id. Others have their turns meanwhile."""
+        found: dict[str, int | None] = {}
+        turns = Turns()
+        for entry in self.envelope.items:
+            for array_id in entry.operands:
+                if array_id not in found:
+                    found[array_id] = elsewhere(array_id)
+            await turns.pause()
+        return found
+
     async def pin(
         self,
         store: ArrayStore,
@@ -104,13 +115,19 @@ class StoredItems:
         owner: str,
         readable: Callable[[Pinned], Awaitable[object]],
         there: Callable[[list[Pinned]], Awaitable[object]],
+        away: Mapping[str, int],
     ) -> list[Item | ServiceError]:
         """Every product with its operands held, or what is wrong with it. Others have their turns meanwhile.
 
         `readable` returns when an operand's bytes can be read, `there` when all are in the store that are in its tier;
-        what they raise is raised.
+        what they raise is raised. `away`: cells that made operands which this one has not; their products are wrong.
         """
-        pins: dict[str, Pinned | ServiceError] = {}
+        pins: dict[str, Pinned | ServiceError] = {
+            name: InvalidParameters(
+                f"cell {cell} has {name}: a batch takes operands of one cell, jobs those of several"
+            )
+            for name, cell in away.items()
+        }
 
         def release() -> None:
             for pinned in pins.values():

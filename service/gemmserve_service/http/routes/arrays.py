@@ -127,7 +127,7 @@ class ArraysQuery(TagsQuery, PageQuery):
 )
 async def listing(request: Request, query: Annotated[ArraysQuery, Query()]) -> Response:
     """The arrays there are, of the key's owner, with that name and all of those labels if any are given; `next_cursor`
-    is null on the last page.
+    is null on the last page. Behind a router they are those of the cell that answers alone.
     """
     owner = view_of(request, query)
     items, next_cursor = await core_of(request).store.list(

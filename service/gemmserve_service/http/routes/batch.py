@@ -16,6 +16,7 @@ from starlette.responses import Response
 from gemmserve.wire import ALGORITHM_HEADER, NPY, NPZ
 from gemmserve_service.errors import InvalidParameters, InvalidRequest, JobCancelled, TooLarge, describe
 from gemmserve_service.http.answers.pieces import Pieces, PiecesResponse, npz_pieces
+from gemmserve_service.http.cells.redirects import check_makers
 from gemmserve_service.http.headers.preferences import choose_media_type
 from gemmserve_service.http.middleware.content_digests import digest_of
 from gemmserve_service.http.openapi import documentation as doc
@@ -63,14 +64,15 @@ _EXAMPLE: Final = {
         200: doc.batch_answer(
             headers=doc.ONE_SHOT_HEADERS | {FAILED_HEADER: "how many products failed; absent where none did"}
         ),
-        **doc.problems(*PROBLEMS, "not-found", "gone", "array-lost", "array-corrupt", "tier-unavailable"),
+        **doc.problems(*PROBLEMS, "other-cell", "not-found", "gone", "array-lost", "array-corrupt", "tier-unavailable"),
     },
     openapi_extra=doc.batch_body(BatchRequest, GemmParams, GemmReduceParams, example=_EXAMPLE),
 )
 async def batch(request: Request, query: Annotated[OneShotQuery, Query()]) -> Response:
     """Many products, each with the bits that it would have alone, in one exchange and one place in the queue.
 
-    On stored arrays by JSON; or with the operands in the request, as stacks or as several .npy files in one part.
+    On stored arrays of one cell by JSON; or with the operands in the request, as stacks or as several .npy files in one
+    part.
     """
     core = core_of(request)
     owner = caller_of(request).owner
@@ -85,8 +87,13 @@ async def batch(request: Request, query: Annotated[OneShotQuery, Query()]) -> Re
             _check_accept(request, options)
             wait_s = core.settings.oneshot_timeout_s if options.timeout_s is None else options.timeout_s
             readable = partial(core.scheduler.writes.wait_readable, timeout_s=wait_s)
+            away: dict[str, int] = {}
+            if core.cells.urls:
+                makers = await stored.makers(core.cells.elsewhere)
+                check_makers(core.cells, request, set(makers.values()))
+                away = {name: cell for name, cell in makers.items() if cell is not None}
             items = await stored.pin(
-                core.store, held, owner, readable, partial(core.store.bring_back, timeout_s=wait_s)
+                core.store, held, owner, readable, partial(core.store.bring_back, timeout_s=wait_s), away
             )
         else:
             options = BatchOptions(timeout_s=query.timeout_s)

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from gemmserve.wire import MAX_DELETED
 from gemmserve_service.errors import InvalidParameters, TooLarge, UnsupportedMediaType
+from gemmserve_service.http.cells.redirects import check_ids
 from gemmserve_service.http.openapi import documentation as doc
 from gemmserve_service.http.requests.ingest import media_type_of
 from gemmserve_service.http.requests.long_json import LONG, read_object, validate_each
@@ -38,8 +39,8 @@ _ID: Final[TypeAdapter[str]] = TypeAdapter(ArrayId)
     responses={
         200: doc.model(Deleted, "Deleted, or counted."),
         **doc.problems(
-            "malformed-json", "invalid-request", "too-large", "unsupported-media-type", "parameter-invalid",
-            "store-full",
+            "other-cell", "malformed-json", "invalid-request", "too-large", "unsupported-media-type",
+            "parameter-invalid", "store-full",
         ),
     },
     openapi_extra=doc.json_body(
@@ -54,15 +55,20 @@ async def delete(request: Request, query: Annotated[ViewQuery, Query()]) -> Resp
     """Hides arrays at once, all by one transaction; their bytes are freed as after `DELETE /v1/arrays/{array_id}`. Ids
     that are gone already are no error, so that the request may be repeated. Without `ids` it takes the oldest of those
     that are chosen; one that chooses nothing is refused (`"older_than_s": 0` means all).
+
+    Of several cells each answers for its own arrays: ids that are all one other cell's are sent on to it (307), of
+    mixed ones those of other cells come back as `elsewhere`. Names, labels and ages choose among the cell's own.
     """
-    store, owner = core_of(request).store, view_of(request, query)
+    core, owner = core_of(request), view_of(request, query)
+    store = core.store
     asked = await _read(request)
     if asked.ids is not None:
+        ids, elsewhere = check_ids(core.cells, request, asked.ids)
         if not asked.dry_run:
-            deleted, missing = await store.delete_all(asked.ids, owner=owner)
-            return _answer(deleted, missing)
-        infos, missing = store.find(asked.ids, owner=owner)
-        return _answer(infos, missing)
+            deleted, missing = await store.delete_all(ids, owner=owner)
+            return _answer(deleted, missing, elsewhere)
+        infos, missing = store.find(ids, owner=owner)
+        return _answer(infos, missing, elsewhere)
     before = None if asked.older_than_s is None else now() - timedelta(seconds=min(asked.older_than_s, _SECONDS))
     tags = Tags(asked.name, asked.labels)
     limit = None if asked.dry_run else MAX_DELETED + 1
@@ -76,9 +82,11 @@ async def delete(request: Request, query: Annotated[ViewQuery, Query()]) -> Resp
 _SECONDS: Final = 60.0 * 365 * 86_400  # before that nobody made arrays, and datetime's first year is out of reach
 
 
-def _answer(infos: Sequence[ArrayInfo], missing: Sequence[str] = (), *, more: bool = False) -> Response:
+def _answer(
+    infos: Sequence[ArrayInfo], missing: Sequence[str] = (), elsewhere: Sequence[str] = (), *, more: bool = False
+) -> Response:
     nbytes = sum(info.nbytes for info in infos)
-    return render(Deleted(count=len(infos), nbytes=nbytes, missing=list(missing), more=more))
+    return render(Deleted(count=len(infos), nbytes=nbytes, missing=list(missing), elsewhere=list(elsewhere), more=more))
 
 
 async def _read(request: Request) -> Deletion:

@@ -231,7 +231,9 @@ DIRECT: Final = {"/v1/jobs": _plain_submit}
     },
 )
 async def listing(request: Request, query: Annotated[JobsQuery, Query()]) -> Response:
-    """The jobs there are, of the key's owner; `next_cursor` is null on the last page."""
+    """The jobs there are, of the key's owner; `next_cursor` is null on the last page. Behind a router they are those of
+    the cell that answers alone.
+    """
     items, next_cursor = await core_of(request).jobs.list(
         state=query.state, limit=query.limit, cursor=query.cursor, owner=view_of(request, query)
     )

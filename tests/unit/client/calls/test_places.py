@@ -130,6 +130,7 @@ class Handler(BaseHTTPRequestHandler):
     def do(self):
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         self.server.seen.append((self.path, self.headers.get("authorization"), len(body)))
+        self.server.body = body
         answer, status, fields = self.server.answer(self.command, self.path)
         content = json.dumps(answer).encode()
         self.send_response(status)
@@ -249,3 +250,46 @@ def test_another_server_s_redirect_is_none_of_a_cell(servers):
     router.answer = lambda _method, path: ({}, 307, {"Location": f"https://elsewhere.example{path}"})
     with Client(router.url, api_key=KEY) as client, pytest.raises(gemmserve.ProtocolError, match="redirects"):
         client.put(np.zeros(4))
+
+
+def test_ids_by_the_cell_that_made_them():
+    ids = [f"arr_{ID}_7", f"arr_{ID}", f"arr_{ID}_255", f"arr_{ID[::-1]}_7", "arr_x_7", f"arr_{ID}_0"]
+    assert places.by_cell(ids) == [[ids[0], ids[3]], [ids[1], ids[4], ids[5]], [ids[2]]]
+    assert places.by_cell([]) == []
+
+
+@pytest.fixture
+def deleting(servers):
+    """(Router and cell 0, cell 7), either of which deletes what is its own; `asked` are the ids of each."""
+    for number, server in zip((0, 7), servers, strict=True):
+
+        def answer(method, path, server=server, number=number):
+            if path == places.PATH:
+                cells = [{"cell": cell, "url": each.url} for cell, each in zip((0, 7), servers, strict=True)]
+                return {"cell": 0, "cells": cells}, 200, {CELLS_HEADER: "1"}
+            assert (method, path) == ("POST", "/v1/deletions")
+            ids = json.loads(server.body)["ids"]
+            if number == 0 and all(each.endswith("_7") for each in ids):
+                return {"type": "/problems/other-cell"}, 307, {"Location": servers[1].url + path, CELLS_HEADER: "1"}
+            server.asked.append(ids)
+            answer = {"count": len(ids), "nbytes": 0, "missing": [], "elsewhere": [], "more": False}
+            return server.fails or (answer, 200, {CELLS_HEADER: "1"})
+
+        server.answer, server.asked, server.fails = answer, [], None
+    return servers
+
+
+def test_each_cell_deletes_its_own(deleting):
+    zero, seven = deleting
+    ids = [f"arr_{ID}_7", f"arr_{ID}", f"arr_{ID[::-1]}_7"]
+    with Client(zero.url, api_key=KEY) as client:
+        assert client.delete(*ids) == 3
+    assert (zero.asked, seven.asked) == ([[ids[1]]], [[ids[0], ids[2]]])
+
+
+def test_a_cell_that_fails_keeps_no_other_s_arrays(deleting):
+    zero, seven = deleting
+    seven.fails = {"type": "/problems/store-full", "title": "full", "status": 507}, 507, {}
+    with Client(zero.url, api_key=KEY) as client, pytest.raises(gemmserve.StoreFull):
+        client.delete(f"arr_{ID}_7", f"arr_{ID}")
+    assert zero.asked == [[f"arr_{ID}"]]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import traceback
 
@@ -220,6 +223,53 @@ def test_connections_serve_again_until_the_server_closes_them() -> None:
             assert asked(connection)[2] == b"4"
             assert len(server._open) == connections + 1
             connection.close()
+
+
+@pytest.fixture
+def pair_of_contexts(tmp_path):
+    """(Server's, client's) TLS contexts, by a certificate of their own."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout a.key -out a.pem"
+    named = ["-subj", "/CN=server", "-addext", "subjectAltName=IP:127.0.0.1"]
+    used = ["-addext", "keyUsage=critical,digitalSignature,keyCertSign"]
+    subprocess.run([*command.split(), *named, *used], cwd=tmp_path, check=True, capture_output=True)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tmp_path / "a.pem", tmp_path / "a.key")
+    return server, ssl.create_default_context(cafile=tmp_path / "a.pem")
+
+
+def test_what_nobody_asked_for_is_seen_within_tls(pair_of_contexts) -> None:
+    """It came by the answer's last record, so the socket itself has nothing more to read."""
+    theirs, ours = pair_of_contexts
+    head, body = ok(b"first")[:-5], b"first"
+    writes = [[head, body + ok(b"stray")], [ok(b"second")]]  # a record each
+
+    def serve() -> None:
+        for records in writes:
+            with theirs.wrap_socket(listener.accept()[0], server_side=True) as connection:
+                held.append(connection)
+                received = b""
+                while b"\r\n\r\n" not in received:
+                    received += connection.recv(1 << 16)
+                for record in records:
+                    connection.sendall(record)
+                with contextlib.suppress(OSError):
+                    connection.recv(1)  # until the client has closed it
+
+    held: list[ssl.SSLSocket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        base = library.URL(f"https://127.0.0.1:{listener.getsockname()[1]}")
+        connection = direct.Wire(base, path=None, context=ours, headers={}, auth=None)
+        assert asked(connection)[2] == b"first"
+        assert connection.socket.pending() == len(ok(b"stray"))
+        assert not connection._poll.poll(0)
+        assert asked(connection)[2] == b"second"
+        connection.close()
+        thread.join(60)
+    assert len(held) == 2
 
 
 def test_what_was_not_read_is_nobody_s_answer() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 import socket
+import ssl
+import subprocess
 
 import httpx
 import numpy as np
@@ -25,12 +28,12 @@ WIDE = np.arange(12.0).reshape(3, 4)
 class Cell:
     """One of the servers."""
 
-    def __init__(self, settings, listener):
+    def __init__(self, settings, listener, verify=None):
         self.core = Core(settings, SpyExecutor())
         self.app = create_app(self.core.settings, self.core)
         self.server = main_server(self.app, settings)
-        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        self.http = httpx.AsyncClient(base_url=self.url, timeout=60, trust_env=False)
+        self.url = f"{'https' if verify else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
+        self.http = httpx.AsyncClient(base_url=self.url, timeout=60, trust_env=False, verify=verify or False)
         self._listener = listener
 
     async def __aenter__(self):
@@ -75,6 +78,45 @@ async def pair(tmp_path):
             settings = Settings(data_dir=tmp_path / str(number), cell=number, cells_file=path, verify_share=0.0)
             made.append(await stack.enter_async_context(Cell(settings, listener)))
         yield made
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """The folder of a certificate for 127.0.0.1, which is its own authority, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout a.key -out a.pem"
+    named = ["-subj", "/CN=cells", "-addext", "subjectAltName=IP:127.0.0.1"]
+    used = ["-addext", "keyUsage=critical,digitalSignature,keyCertSign"]
+    subprocess.run([*command.split(), *named, *used], cwd=tmp_path, check=True, capture_output=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize("believed", [True, False])
+async def test_over_tls(certificate, tmp_path, believed):
+    """A cell believes another by the authority that their file names, and gets nothing from one that it does not."""
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    ports = [each.getsockname()[1] for each in listeners]
+    document = {"cells": {"0": f"https://127.0.0.1:{ports[0]}", "7": f"https://127.0.0.1:{ports[1]}"}}
+    document |= {"secret": "x" * 32} | ({"ca_file": str(certificate / "a.pem")} if believed else {})
+    path = tmp_path / "cells.json"
+    path.write_text(json.dumps(document))
+    verify = ssl.create_default_context(cafile=certificate / "a.pem")
+    files = {"tls_certificate": certificate / "a.pem", "tls_key": certificate / "a.key"}
+    async with contextlib.AsyncExitStack() as stack:
+        made = []
+        for number, listener in zip((0, 7), listeners, strict=True):
+            settings = Settings(data_dir=tmp_path / str(number), cell=number, cells_file=path, verify_share=0, **files)
+            made.append(await stack.enter_async_context(Cell(settings, listener, verify)))
+        zero, seven = made
+        a, b = await zero.put(TALL), await seven.put(WIDE)
+        answer = await zero.submit({"op": "gemm", "a": a, "b": b})
+        if believed:
+            found, _ = await product(zero, answer)
+            np.testing.assert_array_equal(found.reshape(8, 4), TALL @ WIDE)
+        else:
+            assert (answer.status_code, answer.json()["type"]) == (503, "/problems/cell-away")
+            assert [each["id"] for each in await zero.copies()] == [a]
 
 
 async def product(cell, answer):

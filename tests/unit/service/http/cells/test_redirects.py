@@ -89,3 +89,45 @@ async def test_the_key_comes_first(client, make_key):
     """A caller without a key learns nothing of what is where."""
     make_key("alice")
     assert (await client.get(f"/v1/arrays/arr_{ID}")).status_code == 401
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_deletions_of_what_one_other_cell_made_are_there(client, dry_run):
+    choice = {"ids": [f"arr_{ID}", f"arr_{ID[::-1]}"], "dry_run": dry_run}
+    answer = await client.post("/v1/deletions?all=false", json=choice)
+    assert (answer.status_code, answer.headers["location"]) == (307, URLS["0"] + "/v1/deletions?all=false")
+    assert answer.json()["type"] == "/problems/other-cell"
+
+
+async def test_deletions_of_what_several_cells_made(client, upload):
+    """Each cell answers for its own; an id of a cell that there is not is this one's to answer for."""
+    own = (await upload(4))["id"]
+    other, gone, nowhere = f"arr_{ID}", f"arr_{ID}_1", f"arr_{ID}_9"
+    choice = {"ids": [other, own, gone, nowhere, other]}
+    said = {"count": 1, "nbytes": 64, "missing": [gone, nowhere], "elsewhere": [other], "more": False}
+    assert (await client.post("/v1/deletions", json={**choice, "dry_run": True})).json() == said
+    assert (await client.get(f"/v1/arrays/{own}")).status_code == 200
+    assert (await client.post("/v1/deletions", json=choice)).json() == said
+    assert (await client.get(f"/v1/arrays/{own}")).status_code == 404
+
+
+@pytest.mark.parametrize("results", ["each", "packed", "inline"])
+async def test_a_batch_on_what_one_other_cell_made_is_there(client, results):
+    items = [{"a": f"arr_{ID}", "b": f"arr_{ID[::-1]}"}]
+    answer = await client.post("/v1/batch?timeout_s=9", json={"items": items, "results": results})
+    assert (answer.status_code, answer.headers["location"]) == (307, URLS["0"] + "/v1/batch?timeout_s=9")
+
+
+async def test_a_batch_on_what_several_cells_made(client, upload):
+    """What is elsewhere is told of the products that need it; no answer sends the client from cell to cell."""
+    own, other = (await upload(4))["id"], f"arr_{ID}"
+    items = [{"a": own, "b": own}, {"a": own, "b": other}, {"a": own, "b": f"arr_{ID}_9"}]
+    answer = await client.post("/v1/batch", json={"items": items, "results": "each"})
+    assert answer.status_code == 200, answer.text
+    first, second, third = answer.json()["items"]
+    assert first["state"] == "succeeded"
+    assert second["error"]["type"] == "/problems/parameter-invalid"
+    assert f"cell 0 has {other}" in second["error"]["detail"]
+    assert third["error"]["type"] == "/problems/not-found"
+    whole = await client.post("/v1/batch", json={"items": items[:2], "results": "packed"})
+    assert (whole.status_code, whole.json()["type"]) == (422, "/problems/parameter-invalid")

@@ -34,7 +34,7 @@ async def test_by_id(delete, put, left, core):
     ids = [await put(np.ones(1000)) for _ in range(5)]
     unknown = "arr_" + "0" * 26
     assert await delete(ids=[*ids[:4], unknown, ids[0]]) == {
-        "count": 4, "nbytes": 32_000, "missing": [unknown], "more": False,
+        "count": 4, "nbytes": 32_000, "missing": [unknown], "elsewhere": [], "more": False,
     }  # fmt: skip
     assert await left() == {ids[4]}
     assert (await delete(ids=ids))["missing"] == ids[:4], "so it may be sent again"
@@ -60,7 +60,7 @@ async def test_by_what_they_are(delete, put, left, choice, chosen):
     counted = await delete(dry_run=True, **choice)
     assert await left() == set(ids)
     assert (await delete(**choice)) == counted == {
-        "count": len(chosen), "nbytes": 24 * len(chosen), "missing": [], "more": False,
+        "count": len(chosen), "nbytes": 24 * len(chosen), "missing": [], "elsewhere": [], "more": False,
     }  # fmt: skip
     assert await left() == {ids[number] for number in range(4) if number not in chosen}
 
