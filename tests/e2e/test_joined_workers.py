@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import ssl
-import subprocess
 from typing import TYPE_CHECKING
 
 import httpx
 import networks
 import numpy as np
 import pytest
+from certificates import make_certificate
 from chaos.joined import worker_token
 from gates import Gate
 from join_peer import JoinPeer
@@ -203,14 +202,8 @@ def ready(server: LiveServer, ca_file: str | None) -> bool:
 
 def certificate(folder: Path, host: str) -> dict[str, str]:
     """Settings of a server with a certificate of its own for that address, and this machine's."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem -out cert.pem"
-    names = f"subjectAltName=IP:{host},IP:127.0.0.1,DNS:localhost"
-    subprocess.run(
-        [*command.split(), "-subj", "/CN=front", "-addext", names], cwd=folder, check=True, capture_output=True
-    )
-    return {"GEMMSERVE_TLS_CERTIFICATE": str(folder / "cert.pem"), "GEMMSERVE_TLS_KEY": str(folder / "key.pem")}
+    made, key = make_certificate(folder, addresses=f"IP:{host},IP:127.0.0.1,DNS:localhost")
+    return {"GEMMSERVE_TLS_CERTIFICATE": str(made), "GEMMSERVE_TLS_KEY": str(key)}
 
 
 def test_a_server_whose_node_is_killed_computes_with_the_next_one(server: LiveServer) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import ssl
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 import pytest
+from certificates import make_certificate
 from gates import Gate
 from live_server import LiveServer, until
 
@@ -196,18 +196,13 @@ def test_concurrent_uploads_stay_within_the_quota(keyed) -> None:
 @pytest.fixture(scope="module")
 def exposed(tmp_path_factory):
     """A server as one would expose it: on every address, with a key, TLS and a second port."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
     folder = tmp_path_factory.mktemp("exposed")
-    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=gemmserve"
-    names = ["-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
-    files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem")]
-    subprocess.run([*make.split(), *names, *files], check=True, capture_output=True)
+    certificate, private = make_certificate(folder, addresses="IP:127.0.0.1,DNS:localhost")
     key = create(folder / "data", "alice")
-    flags = ["--host", "0.0.0.0", "--metrics-port", "0", "--tls-key", str(folder / "key.pem")]
-    flags += ["--tls-certificate", str(folder / "certificate.pem")]
+    flags = ["--host", "0.0.0.0", "--metrics-port", "0", "--tls-key", str(private)]
+    flags += ["--tls-certificate", str(certificate)]
     with LiveServer(*flags, data_dir=folder / "data") as server:
-        server.key, server.certificate = key, str(folder / "certificate.pem")
+        server.key, server.certificate = key, str(certificate)
         server.url = server.url.replace("0.0.0.0", "127.0.0.1")
         yield server
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import shutil
 import socket
 import ssl
-import subprocess
 import threading
 import traceback
 
@@ -15,6 +13,7 @@ import h11
 import httpx
 import numpy as np
 import pytest
+from certificates import make_certificate
 from fake_service import FakeService, serving
 from scripted_server import ScriptedServer, ok
 
@@ -228,15 +227,10 @@ def test_connections_serve_again_until_the_server_closes_them() -> None:
 @pytest.fixture
 def pair_of_contexts(tmp_path):
     """(Server's, client's) TLS contexts, by a certificate of their own."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout a.key -out a.pem"
-    named = ["-subj", "/CN=server", "-addext", "subjectAltName=IP:127.0.0.1"]
-    used = ["-addext", "keyUsage=critical,digitalSignature,keyCertSign"]
-    subprocess.run([*command.split(), *named, *used], cwd=tmp_path, check=True, capture_output=True)
+    certificate, key = make_certificate(tmp_path)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(tmp_path / "a.pem", tmp_path / "a.key")
-    return server, ssl.create_default_context(cafile=tmp_path / "a.pem")
+    server.load_cert_chain(certificate, key)
+    return server, ssl.create_default_context(cafile=certificate)
 
 
 def test_what_nobody_asked_for_is_seen_within_tls(pair_of_contexts) -> None:

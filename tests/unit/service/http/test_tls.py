@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import ssl
-import subprocess
 
 import numpy as np
 import pytest
 import uvloop
+from certificates import make_certificate
 from raw_connection import until
 
 from gemmserve import Client
@@ -21,17 +20,12 @@ from gemmserve_service.http.protocol.body_receiver import BodyReceiver
 @pytest.fixture
 def issue(tmp_path):
     """issue("name") puts a fresh self-signed certificate, and its key, into their places."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
 
     def make(name, *, key=True):
-        command = (
-            "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout new.key -out new.pem"
-        )
-        subprocess.run([*command.split(), "-subj", f"/CN={name}"], cwd=tmp_path, check=True, capture_output=True)
-        (tmp_path / "new.pem").replace(tmp_path / "certificate.pem")
+        made, private = make_certificate(tmp_path, name=name, files=("new.pem", "new.key"))
+        made.replace(tmp_path / "certificate.pem")
         if key:
-            (tmp_path / "new.key").replace(tmp_path / "key.pem")
+            private.replace(tmp_path / "key.pem")
 
     return make
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -54,3 +57,34 @@ def test_that_of_a_living_agent_and_what_is_no_folder_stay(temporary):
     first.close()
     second.close()
     assert list(temporary.iterdir()) == [other]
+
+
+def test_without_locks_there_is_a_folder_all_the_same(temporary, monkeypatch, caplog):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    first, second = OwnFolder(), OwnFolder()
+    assert first.path != second.path
+    assert "cannot be locked" in caplog.text
+    assert set(temporary.iterdir()) == {first.path, second.path}, "nobody knows whose they are"
+    first.close()
+    second.close()
+    assert list(temporary.iterdir()) == []
+
+
+def test_one_that_is_taken_for_a_left_one_is_not_used(temporary, monkeypatch):
+    """Another agent comes between its making and its lock."""
+    locked, taken = fcntl.flock, []
+
+    def late(folder, how):
+        if not taken:
+            taken.append(Path(f"/proc/self/fd/{folder}").resolve())
+            taken[0].rmdir()
+        locked(folder, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    folder = OwnFolder()
+    assert folder.path != taken[0]
+    assert folder.path.is_dir()
+    folder.close()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import shutil
 import socket
 import ssl
-import subprocess
 
 import httpx
 import numpy as np
 import pytest
+from certificates import make_certificate
 from spy_executor import SpyExecutor
 
 from gemmserve_service.http.app import create_app
@@ -83,12 +82,7 @@ async def pair(tmp_path):
 @pytest.fixture
 def certificate(tmp_path):
     """The folder of a certificate for 127.0.0.1, which is its own authority, and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout a.key -out a.pem"
-    named = ["-subj", "/CN=cells", "-addext", "subjectAltName=IP:127.0.0.1"]
-    used = ["-addext", "keyUsage=critical,digitalSignature,keyCertSign"]
-    subprocess.run([*command.split(), *named, *used], cwd=tmp_path, check=True, capture_output=True)
+    make_certificate(tmp_path, files=("a.pem", "a.key"))
     return tmp_path
 
 

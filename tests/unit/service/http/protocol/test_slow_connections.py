@@ -8,14 +8,13 @@ import contextlib
 import itertools
 import json
 import select
-import shutil
 import ssl
-import subprocess
 import time
 
 import httpx
 import numpy as np
 import pytest
+from certificates import make_certificate
 from raw_connection import GET, Raw, answer_of, closed, read_all, until, upload_head
 
 from gemmserve_service.http.protocol import connections
@@ -256,13 +255,9 @@ def test_requests_sent_ahead_are_answered_in_order(serve_stepped):
 
 def test_handshakes_that_do_not_end_are_cut_off(serve_stepped, tmp_path):
     """With TLS a connection costs something before its first request; others go on meanwhile."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
-    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=x -keyout key -out cert"
-    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run([*make.split(), *names], cwd=tmp_path, check=True, capture_output=True)
-    live = serve_stepped(tls_certificate=tmp_path / "cert", tls_key=tmp_path / "key", head_timeout_s=0.6)
-    trust = ssl.create_default_context(cafile=tmp_path / "cert")
+    certificate, key = make_certificate(tmp_path)
+    live = serve_stepped(tls_certificate=certificate, tls_key=key, head_timeout_s=0.6)
+    trust = ssl.create_default_context(cafile=certificate)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(live.connect()) for _ in range(50)]
         for connection in silent[::2]:
