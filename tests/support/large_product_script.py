@@ -54,7 +54,7 @@ def kernel(params, operands, outs):
         (m, k), (_, n) = operands["a"].shape, operands["b"].shape
         assert STRIPS[-1] == 1 or params.config.algorithm == "wgmma"
         for _ in range(STRIPS[-1]):
-            cupy.cuda.alloc(PLANES * k * (m + -(-n // STRIPS[-1])))
+            cupy.cuda.alloc(PLANES * k * sum(strip_of(m, n, STRIPS[-1])))
     KERNEL.at_work = True
     host = {name: array.get(order="K") for name, array in operands.items()}
     results = {name: np.empty(out.shape, out.dtype) for name, out in outs.items()}
@@ -64,8 +64,13 @@ def kernel(params, operands, outs):
     KERNEL.at_work = False
 
 
+def strip_of(m, n, strips):
+    across = {1: 1, 2: 1, 4: 2, 8: 2, 16: 4}[strips]
+    return -(-m // across), -(-n // (strips // across))
+
+
 def planes(problem, spec, strips=1):
-    return PLANES * problem.k * (problem.m + -(-problem.n // strips))
+    return PLANES * problem.k * sum(strip_of(problem.m, problem.n, strips))
 
 
 memory_plan.workspace_bytes = planes

@@ -14,7 +14,7 @@ from gemmserve_kernels.algorithms.common.splits import SCHEMES
 from gemmserve_kernels.algorithms.cpu.gemm import BLOCK_BYTES
 from gemmserve_kernels.algorithms.ozaki.gemm import resolve as resolve_ozaki
 from gemmserve_kernels.algorithms.ozaki.plan import WORKSPACE
-from gemmserve_kernels.algorithms.splits.gemm import strip_width, widening_module
+from gemmserve_kernels.algorithms.splits.gemm import strip_shape, widening_module
 from gemmserve_kernels.algorithms.splits.prepass import plane_bytes
 from gemmserve_kernels.algorithms.vendor.blas import copied_bytes
 from gemmserve_kernels.dispatch.estimate import estimate
@@ -38,6 +38,8 @@ _READ_RATE: Final = 1e12
 """Bytes a second of operands that are read once, about."""
 _SPLIT: Final = 2.0
 """Bytes read and written for each byte of an operand that is made into planes."""
+_SPLIT_RATE: Final = 2e12
+"""Such bytes a second, about (an H200's memory is copied at 4e12)."""
 _LEAST_TILE: Final = 32
 """Rows or columns of the smallest tile that leaves partial results."""
 _PARTIAL: Final = 16
@@ -51,7 +53,7 @@ _PARTIALS: Final = 256 << 20
 _PLANES: Final = ("3xfp16", "3xfp16-3m", "1xfp16", "6xbf16", "9xbf16")
 
 
-STRIPS: Final = (1, 2, 4)
+STRIPS: Final = (1, 2, 4, 8, 16)
 """Strips that a block may be computed in (`GemmConfig.strips`), by algorithms that make planes."""
 
 
@@ -74,7 +76,8 @@ def workspace_bytes(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec, 
     chosen = plan(problem, spec)
     if strips > 1 and isinstance(problem, GemmProblem) and algorithm_with_strips(problem, spec) is not None:
         # All but planes is as for the whole, whose tiles it has; flags and deficits are each strip's own.
-        strip = replace(problem, n=min(problem.n, strip_width(problem.n, strips)))
+        m, n = strip_shape(problem.m, problem.n, strips)
+        strip = replace(problem, m=min(problem.m, m), n=min(problem.n, n))
         planes = _algorithm_bytes(chosen, problem, spec) - _algorithm_bytes(chosen, strip, spec)
         return _product_bytes(problem, chosen, spec) - planes + strips * _WORDS * (problem.m + problem.n)
     if isinstance(problem, GemmReduceProblem):
@@ -132,7 +135,7 @@ def _algorithm_bytes(plan: Plan, problem: GemmProblem, spec: DeviceSpec) -> int:
 @lru_cache(maxsize=1024)
 def block_seconds(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec, strips: int = 1) -> float:
     """Return seconds that a block takes on a device, by the tables of what was measured where there are any; each of
-    several strips makes planes of A anew.
+    several strips makes the planes of its rows and columns anew.
     """
     if spec.kind == "cpu":
         return problem.flops() / (_CORE_RATE * max(1, spec.sm_count))
@@ -144,4 +147,6 @@ def block_seconds(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec, st
     seconds = estimate(spec, chosen.algorithm, chosen.arithmetic, problem.dtype.name, shape, written=written)
     if not math.isfinite(seconds):
         return problem.flops() / _UNKNOWN_RATE
-    return seconds + (strips - 1) * _SPLIT * problem.a.nbytes / _READ_RATE
+    rows, columns = strip_shape(problem.m, problem.n, strips)
+    again = (-(-problem.n // columns) - 1) * problem.a.nbytes + (-(-problem.m // rows) - 1) * problem.b.nbytes
+    return seconds + _SPLIT * again / _SPLIT_RATE

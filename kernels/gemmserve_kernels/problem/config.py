@@ -25,8 +25,8 @@ class GemmConfig:
     `cluster`: blocks that share operands by multicast (`wgmma`, `ozaki`). `raster`: rows of tiles walked together for
     the cache's sake. `promote`: steps of k between promotions of the tensor core's partial sums. `rounding_big`,
     `rounding_small`: how parts become TF32, of `ROUNDINGS` (`mma`). `moduli`: residues (`ozaki`). `strips`: parts
-    that n is cut into, of which one after the other is made into planes and multiplied (float16 and bfloat16 planes):
-    less memory for planes, the same bits.
+    that the result is cut into, across columns and then across rows too, of which one after the other has its planes
+    made and multiplied (float16 and bfloat16 planes): less memory for planes, the same bits.
 
     An algorithm refuses a field that it does not have.
     """

@@ -18,6 +18,7 @@ artificial intelligence datatype for higher-precision computations", ARITH 2019.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -95,16 +96,23 @@ def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -
 
 
 def strips_of(config: GemmConfig | None) -> int:
-    """Return into how many strips of columns the result is cut. Raises ConfigInfeasible."""
+    """Return into how many parts the result is cut. Raises ConfigInfeasible."""
     strips = 1 if config is None or config.strips is None else config.strips
     if strips < 1:
         raise ConfigInfeasible(f"strips: must be at least 1, not {strips}")
     return strips
 
 
-def strip_width(n: int, strips: int) -> int:
-    """Return the columns of a strip, but for the last one: the tiles by which accuracy is judged lie within one."""
-    even = -(-n // strips)
+def strip_shape(m: int, n: int, strips: int) -> tuple[int, int]:
+    """Return rows and columns of a strip, but for the last ones: the result is cut across columns no less often than
+    across rows, as evenly as can be. The tiles by which accuracy is judged lie within one strip.
+    """
+    across = next(count for count in range(math.isqrt(strips), 0, -1) if strips % count == 0)
+    return _strip(m, across), _strip(n, strips // across)
+
+
+def _strip(extent: int, count: int) -> int:
+    even = -(-extent // count)
     return -(-even // GROUP) * GROUP
 
 
@@ -136,33 +144,47 @@ def run_gemm(
         _run(launcher, part[0], config, *part[1:], widening)
 
 
-def _strips(problem: GemmProblem, strips: int, b: Any, c: Any, out: Any) -> Iterator[tuple[GemmProblem, Any, Any, Any]]:
-    """Yield the products of strips of columns, with B, C and the result; all at once where B comes prepared."""
-    width = strip_width(problem.n, strips)
-    if width >= problem.n or source_of(b) is not b:
-        yield problem, b, c, out
+def _strips(
+    problem: GemmProblem, strips: int, a: Any, b: Any, c: Any, out: Any
+) -> Iterator[tuple[GemmProblem, Any, Any, Any, Any]]:
+    """Yield the products of strips, with A, B, C and the result; an operand that comes prepared is not cut."""
+    rows, columns = strip_shape(problem.m, problem.n, strips)
+    down = [slice(None)] if source_of(a) is not a else _slices(problem.m, rows)
+    along = [slice(None)] if source_of(b) is not b else _slices(problem.n, columns)
+    if len(down) == len(along) == 1:
+        yield problem, a, b, c, out
         return
-    turned = problem.trans_b in {"T", "C"}
-    for first in range(0, problem.n, width):
-        here = slice(first, min(first + width, problem.n))
-        parts = [_columns(array, here, turned=array is b and turned) for array in (b, c, out)]
-        yield (
-            replace(
-                problem,
-                n=here.stop - here.start,
-                b=_operand(problem.b, parts[0]),
-                c=None if problem.c is None or c is None else _operand(problem.c, parts[1]),
-            ),
-            *parts,
-        )
+    for here in down:
+        a_part = a if len(down) == 1 else _cut_axis(a, here, -1 if problem.trans_a in {"T", "C"} else -2)
+        for there in along:
+            b_part = b if len(along) == 1 else _cut_axis(b, there, -2 if problem.trans_b in {"T", "C"} else -1)
+            c_part, out_part = (_cut_axis(_cut_axis(array, here, -2), there, -1) for array in (c, out))
+            yield (
+                replace(
+                    problem,
+                    m=out_part.shape[-2],
+                    n=out_part.shape[-1],
+                    a=_operand(problem.a, a_part),
+                    b=_operand(problem.b, b_part),
+                    c=None if problem.c is None or c is None else _operand(problem.c, c_part),
+                ),
+                a_part,
+                b_part,
+                c_part,
+                out_part,
+            )
 
 
-def _columns(array: Any, here: slice, *, turned: bool) -> Any:
-    """Return those columns of an array's matrices, or rows."""
+def _slices(extent: int, step: int) -> list[slice]:
+    return [slice(first, min(first + step, extent)) for first in range(0, extent, step)]
+
+
+def _cut_axis(array: Any, here: slice, axis: int) -> Any:
+    """Return that part of an array's rows or columns; None of None."""
     if array is None:
         return None
     index = [slice(None)] * array.ndim
-    index[-2 if turned else -1] = here
+    index[axis] = here
     return array[tuple(index)]
 
 
@@ -244,13 +266,13 @@ def _run(
     of_wide = None if widening is None else widening.wide_tile(problem, WIDE[SCHEMES[problem.compute]], launcher.spec)
     strips = strips_of(config)
     memory = None
-    for strip, b_part, c_part, out_part in _strips(problem, strips, b, c, out):
+    for strip, a_part, b_part, c_part, out_part in _strips(problem, strips, a, b, c, out):
         widens = widening is not None
         ready = prepass.run(
-            launcher, strip, SCHEMES[problem.compute], a, b_part, widens=widens, keeps=strips > 1, memory=memory
+            launcher, strip, SCHEMES[problem.compute], a_part, b_part, widens=widens, keeps=strips > 1, memory=memory
         )
         memory = ready.blocks
-        _multiply(launcher, strip, config, a, b_part, c_part, out_part, widening, tile, of_wide, ready)
+        _multiply(launcher, strip, config, a_part, b_part, c_part, out_part, widening, tile, of_wide, ready)
 
 
 def _multiply(

@@ -180,7 +180,7 @@ def test_little_memory() -> None:
 
 def test_one_panel_of_each_hides_no_upload() -> None:
     """Uploads and products in turns, as the worker's own plan has it."""
-    found = predict(H200, cube(32768), pinned(1, device_memory=int(5.0e9)))
+    found = predict(H200, cube(32768), pinned(1, device_memory=int(4.0e9)))
     assert found.memory.streams == "both"
     assert found.seconds > found.compute_s + found.floors["link up"]
     assert found.bound == "link up"
