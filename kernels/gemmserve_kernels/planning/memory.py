@@ -17,7 +17,7 @@ import numpy as np
 from gemmserve_kernels.algorithms.common.splits import DEPTHS
 from gemmserve_kernels.algorithms.common.time_model import ITEMSIZE
 from gemmserve_kernels.blocks.grid import Grid
-from gemmserve_kernels.blocks.memory_plan import plan_memory
+from gemmserve_kernels.blocks import memory_plan
 from gemmserve_kernels.problem.errors import ParameterInvalid
 from gemmserve_kernels.problem.operand import Operand
 from gemmserve_kernels.problem.problem import GemmProblem
@@ -79,8 +79,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of a device: bytes in use at once, bytes uploaded, what streams: "a", "b", "both" (one panel of each fits,
-    and nothing comes under products), or None: everything stays.
+    """Memory of a device: bytes in use at once, bytes uploaded, what streams: "a", "b", "both" (each panel takes the
+    place of one that was just used, and nothing comes under products), or None: everything stays.
     """
 
     used_bytes: int
@@ -105,22 +105,39 @@ def least_bytes(share: Share) -> int:
 
 
 @lru_cache(maxsize=256)
-def planned_memory(share: Share, spec: DeviceSpec, compute: str, budget: int) -> Memory:
-    """Return the way that a worker with such a device takes within `budget` bytes: where not everything stays, that of
-    the plan it makes (`blocks.memory_plan`), which reserves more for one block than its planes. Where that does not
-    fit, or there are very many blocks, it is `memory_of`. Raises what that raises.
+def worker_bytes(share: Share, spec: DeviceSpec, compute: str) -> int:
+    """Return the bytes without which a worker with such a device computes not one block: less than `least_bytes` where
+    it makes planes strip by strip. Raises what planning a block raises (ComputeUnsupported, ConfigInfeasible).
     """
-    found = memory_of(share, budget)
-    if found.streams is None or max(share.grid) > _MAX_PLANNED:
-        return found
+    least = least_bytes(share)
+    if max(share.grid) > _MAX_PLANNED:
+        return least
+    return min(least, memory_plan.least_bytes(_grid(share, compute), spec))
+
+
+def _grid(share: Share, compute: str) -> Grid:
     dtype = np.dtype(share.dtype)
     a, b = Operand.contiguous((share.rows, share.k), dtype), Operand.contiguous((share.k, share.columns), dtype)
-    grid = Grid.with_sides(GemmProblem.build(a, b, compute=compute), (share.block_rows, share.block_columns, 1))
-    plan = plan_memory(grid, spec, budget)
-    if not plan.fits:
+    return Grid.with_sides(GemmProblem.build(a, b, compute=compute), (share.block_rows, share.block_columns, 1))
+
+
+@lru_cache(maxsize=256)
+def planned_memory(share: Share, spec: DeviceSpec, compute: str, budget: int) -> Memory:
+    """Return the way that a worker with such a device takes within `budget` bytes: where not everything stays, that of
+    the plan it makes (`blocks.memory_plan`), which reserves more for one block than its planes, or makes these strip by
+    strip. Where that does not fit, or there are very many blocks, it is `memory_of`. Raises what that raises.
+    """
+    found = memory_of(share, budget) if least_bytes(share) <= budget else None
+    if found is not None and (found.streams is None or max(share.grid) > _MAX_PLANNED):
+        return found
+    if found is None and worker_bytes(share, spec, compute) > budget:
+        return memory_of(share, budget)
+    plan = memory_plan.plan_memory(_grid(share, compute), spec, budget)
+    if found is not None and not plan.fits:
         return found
     held_a, held_b = plan.slots
-    streams = "both" if plan.slots == (1, 1) else "b" if held_a > held_b else "a"
+    alone = sum(upload.nbytes for upload in plan.uploads if upload.after == upload.before - 1 >= 0)
+    streams = "both" if 2 * alone > plan.uploaded_bytes else "b" if held_a > held_b else "a"
     return Memory(plan.peak_bytes, plan.uploaded_bytes, streams)
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from gemmserve_kernels.algorithms.common.time_model import ITEMSIZE
 from gemmserve_kernels.blocks.grid import SIDE, Grid, GridRule
 from gemmserve_kernels.planning.memory import Memory as DeviceMemory
-from gemmserve_kernels.planning.memory import Share, least_bytes, planned_memory
+from gemmserve_kernels.planning.memory import Share, least_bytes, planned_memory, worker_bytes
 from gemmserve_kernels.planning.rates import flops_of, product_plan, traffic
 from gemmserve_kernels.problem.errors import ParameterInvalid
 from gemmserve_kernels.problem.operand import Operand
@@ -350,7 +350,7 @@ def _share(rates: Rates, product: Product, hosts: Hosts, cut: Cut, side: int) ->
     k_parts = 1
     while True:
         share = Share(rows, columns, math.ceil(k / k_parts), block_rows, block_columns, product.dtype, arithmetic)
-        if least_bytes(share) <= budget or share.k == 1:
+        if least_bytes(share) <= budget or share.k == 1 or worker_bytes(share, rates.spec, product.compute) <= budget:
             return share, k_parts, _named(algorithm, arithmetic)
         if max(block_rows, block_columns) > _NARROWEST:
             block_rows, block_columns = (max(min(_NARROWEST, edge), edge // 2) for edge in (block_rows, block_columns))
