@@ -16,8 +16,8 @@ import numpy as np
 
 from gemmserve_kernels.algorithms.common.splits import DEPTHS
 from gemmserve_kernels.algorithms.common.time_model import ITEMSIZE
-from gemmserve_kernels.blocks.grid import Grid
 from gemmserve_kernels.blocks import memory_plan
+from gemmserve_kernels.blocks.grid import Grid
 from gemmserve_kernels.problem.errors import ParameterInvalid
 from gemmserve_kernels.problem.operand import Operand
 from gemmserve_kernels.problem.problem import GemmProblem
