@@ -35,14 +35,18 @@ if TYPE_CHECKING:
 
     from gemmserve_kernels import DeviceSpec
     from gemmserve_kernels.blocks.grid import Grid
+    from gemmserve_kernels.blocks.memory_plan import MemoryPlan
     from gemmserve_service.errors import ServiceError
     from gemmserve_service.executor.port import Worker
     from gemmserve_service.executor.protocol import Work
     from gemmserve_service.store.upload import Upload
 
-MAX_ON_WORKER: Final = 2
+_ON_WORKER: Final = 2
 """Blocks that a worker has at once: one that it computes, and one whose panels come meanwhile. What is sent to it then
 waits for these."""
+MAX_ON_WORKER: Final = 3
+"""Likewise where they are brief, and its memory has room for the result of one more, which goes to the host meanwhile:
+panels then come as soon as the block that had their place before is computed."""
 _LOOKED_AT: Final = 64  # blocks of another's tile among which one that is through with its own chooses
 _MIN_RECTANGLES: Final = 4  # workers from which tiles are cut along both axes; two were measured to do without
 
@@ -183,6 +187,8 @@ class Blocks:
         self._reusable = True
         self._order = grid.order
         """Every block, in the order in which devices of that class move least, or the grid's where nothing is known."""
+        self._on_worker = _ON_WORKER
+        """Blocks that a worker has at most: no more than there are windows of the result in their plan, but two."""
         self._shape: tuple[int, int] | None = None
         """Tiles along the grid's rows and columns; None before the first block."""
         self._tiles: list[deque[int]] = [deque(grid.order)]
@@ -219,7 +225,7 @@ class Blocks:
         """Whether that worker may have a block now."""
         if worker.device_class != self.device_class:
             return False
-        return sum(isinstance(each, BlockTask) for each in worker.tasks.values()) < MAX_ON_WORKER
+        return sum(isinstance(each, BlockTask) for each in worker.tasks.values()) < self._on_worker
 
     def take(self, worker: Worker, workers: Collection[Worker]) -> BlockTask:
         """Take a block for a worker to compute, with its device's plan or what keeps that from it. There is one `left`.
@@ -227,7 +233,9 @@ class Blocks:
         `workers`: all of them; how many there are of that class now decides how the grid is cut into tiles.
         """
         if self._shape is None:
-            self._order = _order(self.grid, worker)
+            plan = _plan(self.grid, worker)
+            self._order = self.grid.order if plan is None else plan.order
+            self._on_worker = _ON_WORKER if plan is None else min(max(plan.windows, _ON_WORKER), MAX_ON_WORKER)
             self._cut(sum(each.ready and each.device_class == worker.device_class for each in workers))
         index = self.grid.count if self._all_done else self._next(worker)
         self._left -= 1
@@ -392,16 +400,16 @@ class Blocks:
         return index
 
 
-def _order(grid: Grid, worker: Worker) -> tuple[int, ...]:
-    """Return the order in which a worker's device goes through all blocks; the grid's, where that is not known, or
-    nothing of the product can be planned for it.
+def _plan(grid: Grid, worker: Worker) -> MemoryPlan | None:
+    """Return the way of a worker's device through all blocks; None where its memory is not known, or nothing of the
+    product can be planned for it.
     """
     if worker.spec is None or worker.planned_bytes is None:
-        return grid.order
+        return None
     try:
-        return plan_memory(grid, worker.spec, worker.planned_bytes).order
+        return plan_memory(grid, worker.spec, worker.planned_bytes)
     except KernelError:  # whoever computes a block will say so
-        return grid.order
+        return None
 
 
 def _tiles(workers: int, rows: int, columns: int) -> tuple[int, int]:

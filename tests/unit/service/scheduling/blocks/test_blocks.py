@@ -156,6 +156,27 @@ async def test_a_worker_has_two_blocks_at_most(blocky, make_fake, large, monkeyp
     assert sorted(sent(fake)) == list(range(16))
 
 
+@pytest.mark.parametrize(("seconds", "windows", "most"), [(0.01, 3, 3), (0.01, 1, 2), (1.0, 3, 2)])
+async def test_a_worker_has_three_brief_blocks_where_memory_has_room(
+    blocky, make_fake, large, monkeypatch, seconds, windows, most
+):
+    monkeypatch.setattr(Estimates, "seconds", lambda *_: seconds)
+    monkeypatch.setattr(Estimates, "learn", lambda *_: None)
+    fake = make_fake("cuda:0")
+    fake.ahead = 3
+    scheduler = await blocky(fake)
+    worker = fake.fleet["cuda:0"]
+    least = plan_memory(Grid.with_sides(products_of(64), (SIDE, SIDE, 1)), worker.spec, 0)
+    worker.planned_bytes = least.needed_bytes + (windows - 1) * least.window_bytes
+    await large(scheduler)
+    seen = set()
+    while fake.running("cuda:0"):
+        seen.add(len(fake.running("cuda:0")))
+        fake.done("cuda:0")
+    assert max(seen) == most
+    assert sorted(sent(fake)) == list(range(16))
+
+
 @pytest.mark.parametrize("owner", ["x", "y"], ids=["same owner", "another"])
 @pytest.mark.parametrize("seconds", [1e-4, 1.0], ids=["express", "bulk"])
 @pytest.mark.parametrize("ahead", [0, 3])
