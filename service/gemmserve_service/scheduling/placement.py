@@ -138,7 +138,8 @@ class Placement:
             if worker.express and task.express != express:
                 continue
             count += 1
-            seconds += task.cost_s
+            # A block costs what its product was charged for, by what was known when that came.
+            seconds += task.cost_s if task.whole is task else self._estimates.seconds(task, worker)
             last = task
             if count > worker.ahead:
                 return False

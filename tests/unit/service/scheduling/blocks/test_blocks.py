@@ -160,7 +160,11 @@ async def test_a_worker_has_two_blocks_at_most(blocky, make_fake, large, monkeyp
 async def test_a_worker_has_three_brief_blocks_where_memory_has_room(
     blocky, make_fake, large, monkeypatch, seconds, windows, most
 ):
-    monkeypatch.setattr(Estimates, "seconds", lambda *_: seconds)
+    """By what is known of blocks now, not by what was when the product came."""
+    charged = 10.0
+    monkeypatch.setattr(
+        Estimates, "seconds", lambda _, task, __: seconds if task.whole is not task and sent(fake) else charged
+    )
     monkeypatch.setattr(Estimates, "learn", lambda *_: None)
     fake = make_fake("cuda:0")
     fake.ahead = 3
