@@ -107,8 +107,8 @@ def strip_shape(m: int, n: int, strips: int) -> tuple[int, int]:
     """Return rows and columns of a strip, but for the last ones: the result is cut across columns no less often than
     across rows, as evenly as can be. The tiles by which accuracy is judged lie within one strip.
     """
-    across = next(count for count in range(math.isqrt(strips), 0, -1) if strips % count == 0)
-    return _strip(m, across), _strip(n, strips // across)
+    down = next(count for count in range(math.isqrt(strips), 0, -1) if strips % count == 0)
+    return _strip(m, down), _strip(n, strips // down)
 
 
 def _strip(extent: int, count: int) -> int:
