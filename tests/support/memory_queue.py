@@ -50,6 +50,9 @@ class MemoryQueue:
     def finish(self, info, arrays, *, within_s=0.0):
         return asyncio.ensure_future(self._finish(info, arrays))
 
+    def end(self, info, arrays, told, *, within_s=0.0):
+        self.finish(info, arrays).add_done_callback(lambda done: told(done.exception()))
+
     async def _finish(self, info, arrays):
         def insert(db):
             self.store.insert_rows(db, arrays)

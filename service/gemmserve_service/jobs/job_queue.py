@@ -19,7 +19,7 @@ from gemmserve_service.store.database.database import insert_rows, load_sql
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from gemmserve_service.schemas import Problem
     from gemmserve_service.store.array_store import ArrayStore
@@ -62,7 +62,7 @@ class _End:
     fields: dict[str, Any]
     rows: Sequence[dict[str, Any]]
     """Rows of the result arrays."""
-    done: asyncio.Future[None]
+    told: Callable[[BaseException | None], object]
 
 
 class NotOnRecord(RuntimeError):  # noqa: N818 (says what is the case)
@@ -91,6 +91,16 @@ class JobQueue(Protocol):
 
         `within_s`: for how long it may wait for what follows. Raises DatabaseError.
         """
+
+    def end(
+        self,
+        info: JobInfo,
+        arrays: Sequence[dict[str, Any]],
+        told: Callable[[BaseException | None], object],
+        *,
+        within_s: float = 0.0,
+    ) -> None:
+        """`finish`, and `told(error)` is called in the event loop in the place of a future."""
 
     def begin(self) -> None:
         """Begin what still waits for company."""
@@ -125,11 +135,13 @@ class SqliteQueue:
         self._store = store
         self._starts: dict[str, dict[str, Any]] = {}
         """Fields of jobs that have started, which is not recorded yet."""
+        self._starts_due: asyncio.TimerHandle | None = None
+        """Timer after which they are: by then most have ended, which is recorded in its stead."""
         self._recording = False
         """Whether a write is under way that will record them."""
         self._ends: list[_End] = []
-        self._ends_write: asyncio.Future[set[str]] | None = None
-        """Write of those ends, which further ones may join while it waits."""
+        self._ends_told: Callable[[Any, BaseException | None], None] | None = None
+        """Callback of the write of those ends, which further ones may join while it waits."""
 
     def insert(
         self, jobs: Sequence[NewJob], key: RememberedKey | None, *, within_s: float = 0.0
@@ -155,28 +167,32 @@ class SqliteQueue:
         return self._database.write_soon(write, within_s=within_s)
 
     def started(self, job_id: str, attempt: int, started_at: datetime) -> None:
-        self._starts[job_id] = {
-            "id": job_id,
-            "attempt": attempt,
-            "started_at": started_at.timestamp(),
-            "tried": False,
-        }
-        self._record_starts()
+        self._starts[job_id] = {"id": job_id, "attempt": attempt, "started_at": started_at, "tried": False}
+        self._wind()
+
+    def _wind(self) -> None:
+        if self._starts_due is None and not self._recording:
+            self._starts_due = asyncio.get_running_loop().call_later(_START_WITHIN_S, self._record_starts)
 
     def _record_starts(self) -> None:
-        if not self._recording:
+        """Record the starts of jobs that have not ended."""
+        if self._starts_due is not None:
+            self._starts_due.cancel()
+            self._starts_due = None
+        if self._starts and not self._recording and self._database.is_open:
             self._recording = True
 
             def write(db: sqlite3.Connection) -> list[dict[str, Any]]:
                 settled = []
                 for fields in self._starts.copy().values():
                     # A job that came after this was begun may be put on record behind it: the next time, then.
-                    if db.execute(_SQL["start"], fields).rowcount or fields["tried"]:
+                    moment = {**fields, "started_at": fields["started_at"].timestamp()}
+                    if db.execute(_SQL["start"], moment).rowcount or fields["tried"]:
                         settled.append(fields)
                     fields["tried"] = True
                 return settled
 
-            self._database.write_soon(write, within_s=_START_WITHIN_S).add_done_callback(self._starts_recorded)
+            self._database.write_soon(write).add_done_callback(self._starts_recorded)
 
     def _starts_recorded(self, done: asyncio.Future[list[dict[str, Any]]]) -> None:
         self._recording = False
@@ -186,7 +202,7 @@ class SqliteQueue:
             if self._starts.get(fields["id"]) is fields:
                 del self._starts[fields["id"]]
         if self._starts and self._database.is_open:
-            self._record_starts()
+            self._wind()
 
     def begin(self) -> None:
         self._database.begin()
@@ -197,6 +213,27 @@ class SqliteQueue:
         return self._database.write_soon(lambda db: db.execute(_SQL["requeue"], fields))
 
     def finish(self, info: JobInfo, arrays: Sequence[dict[str, Any]], *, within_s: float = 0.0) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def told(error: BaseException | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        self.end(info, arrays, told, within_s=within_s)
+        return done
+
+    def end(
+        self,
+        info: JobInfo,
+        arrays: Sequence[dict[str, Any]],
+        told: Callable[[BaseException | None], object],
+        *,
+        within_s: float = 0.0,
+    ) -> None:
         self._starts.pop(info.id, None)  # the end says the same
         fields = {
             "id": info.id,
@@ -215,16 +252,19 @@ class SqliteQueue:
             "steps": None if info.steps is None else _STEPS.dump_json(info.steps, exclude_none=True).decode(),
         }
 
-        end = _End(fields, arrays, asyncio.get_running_loop().create_future())
-        if self._ends_write is not None and self._database.may_grow(self._ends_write, within_s=within_s):
+        end = _End(fields, arrays, told)
+        if self._ends_told is not None and self._database.may_grow(self._ends_told, within_s=within_s):
             self._ends.append(end)
         else:
             self._ends = [end]
-            self._ends_write = self._record_ends(self._ends, within_s=within_s)
-        return end.done
+            self._ends_told = self._record_ends(self._ends, within_s=within_s)
 
-    def _record_ends(self, ends: Sequence[_End], *, within_s: float = 0.0) -> asyncio.Future[set[str]]:
-        """Write those ends together; the future gives the ids of jobs that are not on record. Raises DatabaseError."""
+    def _record_ends(
+        self, ends: Sequence[_End], *, within_s: float = 0.0
+    ) -> Callable[[set[str], BaseException | None], None]:
+        """Write those ends together; return what is called with the ids of jobs that are not on record. Raises
+        DatabaseError.
+        """
 
         def write(db: sqlite3.Connection) -> set[str]:
             missing: set[str] = set()
@@ -233,27 +273,21 @@ class SqliteQueue:
             self._store.insert_rows(db, [row for end in ends if end.fields["id"] not in missing for row in end.rows])
             return missing
 
-        future = self._database.write_soon(write, within_s=within_s)
-        future.add_done_callback(partial(self._ends_recorded, ends))
-        return future
+        told = partial(self._ends_recorded, ends)
+        self._database.write_then(write, told, within_s=within_s)
+        return told
 
-    def _ends_recorded(self, ends: Sequence[_End], write: asyncio.Future[set[str]]) -> None:
+    def _ends_recorded(self, ends: Sequence[_End], missing: set[str], error: BaseException | None) -> None:
         """Called when ends are written, or cannot be: then one may be what is wrong, and each goes alone."""
-        error = write.exception()
         if error is not None and len(ends) > 1 and self._database.is_open:
             for end in ends:
                 self._record_ends([end])
             return
-        missing = write.result() if error is None else set()
         for end in ends:
-            if end.done.done():
-                continue
-            if error is not None:
-                end.done.set_exception(error)
-            elif end.fields["id"] in missing:
-                end.done.set_exception(NotOnRecord(f"job {end.fields['id']} was never put on record"))
+            if error is None and end.fields["id"] in missing:
+                end.told(NotOnRecord(f"job {end.fields['id']} was never put on record"))
             else:
-                end.done.set_result(None)
+                end.told(error)
 
     async def succeeded(self, job_ids: Iterable[str]) -> list[tuple[JobInfo, GemmJob | GemmReduceJob | ProgramJob]]:
         ids = {"ids": json.dumps(list(job_ids))}
@@ -265,10 +299,12 @@ class SqliteQueue:
         await self._database.write(lambda db: db.execute(_SQL["set_error"], fields))
 
     async def get(self, job_id: str) -> JobInfo | None:
+        self._record_starts()
         row = await self._database.read(lambda db: db.execute(_SQL["get"], {"id": job_id}).fetchone())
         return None if row is None else _info(row)
 
     async def page(self, *, state: JobState | None, limit: int, before: str | None, owner: str = "") -> list[JobInfo]:
+        self._record_starts()
         fields = {"before": before or _AFTER_EVERY_ID, "limit": limit, "state": state, "owner": owner}
         if owner:
             statement = _SQL["page_of_owner" if state is None else "page_of_owner_and_state"]
@@ -278,6 +314,7 @@ class SqliteQueue:
         return [_info(row) for row in rows]
 
     async def recover(self) -> tuple[list[Unfinished], list[RememberedKey]]:
+        self._record_starts()
         await self._database.write(lambda db: db.execute(_SQL["recover"]))
 
         def read(db: sqlite3.Connection) -> tuple[Sequence[sqlite3.Row], Sequence[sqlite3.Row]]:

@@ -56,8 +56,11 @@ if TYPE_CHECKING:
     from gemmserve_service.store.upload import Upload
 
 _WAITS_WITHIN_S: Final = 0.002
-"""Seconds for which the record of a job whose end is waited for may wait for that end, so that one commit has both; and
-that of an end which nobody waits for, so that one commit has many."""
+"""Seconds for which the record of a job whose end is waited for may wait for that end, so that one commit has both."""
+
+_ENDS_WITHIN_S: Final = 0.01
+"""Seconds for which the record of an end that nobody waits for may wait for others, so that one commit has many: each
+wakes a thread, which then competes for the interpreter. Who begins to wait has it recorded at once."""
 
 _SHOWN: Final = 0.01
 """Share of a job by which it has to get on before those who watch it are told: each change is kept until its end."""
@@ -102,8 +105,10 @@ class Jobs(LiveJobs):
         self._tracing = tracing
         self._keys = IdempotencyKeys(settings.idempotency_ttl_s)
         self._background = Background()
-        self._writes: set[asyncio.Future[None]] = set()
-        """Writes of ends that are under way."""
+        self._writes: set[_End] = set()
+        """Ends whose writes are under way."""
+        self._no_writes: asyncio.Future[None] | None = None
+        """Future of `stop`, which waits for the last of them."""
         self._purge: asyncio.Task[None] | None = None
         self.recorder = Recorder(store, queue)
         scheduler.writes.on_lost = self._lost
@@ -134,7 +139,8 @@ class Jobs(LiveJobs):
         if self._purge is not None:
             self._purge.cancel()
         while self._writes:
-            await asyncio.wait(self._writes)
+            self._no_writes = asyncio.get_running_loop().create_future()
+            await self._no_writes
         await self._background.wait()
 
     # -- durable jobs -----------------------------------------------------------------------------------------------
@@ -351,8 +357,10 @@ class Jobs(LiveJobs):
         remembered = None if key is None else RememberedKey(owner, *key, ids, created.timestamp())
         insert = self.queue.insert(rows, remembered, within_s=_WAITS_WITHIN_S if waits else 0.0)
         lives = []
+        # Who waits for several waits for the last of them (`wait_all`), and the others need not hurry.
+        watched = waits and len(prepared) == 1
         for row, (task, steps) in zip(rows, prepared, strict=True):
-            live = self._live[task.id] = LiveJob([row.info], task, steps, watched=waits, trace=task.trace)
+            live = self._live[task.id] = LiveJob([row.info], task, steps, watched=watched, trace=task.trace)
             lives.append(live)
         insert.add_done_callback(partial(self._inserted, lives, remembered))
         return lives, insert
@@ -467,17 +475,16 @@ class Jobs(LiveJobs):
         if uploads and pending is None and self.store.secures:
             self._background.spawn(self._record(end))
             return
+        self._writes.add(end)
         try:
-            write = self.queue.finish(info, rows, within_s=0.0 if live.watched else _WAITS_WITHIN_S)
-        except Exception:  # which is raised again there, and told
-            self._background.spawn(self._record(end))
-        else:
-            self._writes.add(write)
-            write.add_done_callback(partial(self._written, end))
+            self.queue.end(info, rows, partial(self._written, end), within_s=0.0 if live.watched else _ENDS_WITHIN_S)
+        except Exception as error:  # which is raised again there, and told
+            self._written(end, error)
 
-    def _written(self, end: _End, write: asyncio.Future[None]) -> None:
-        self._writes.discard(write)
-        error = write.exception()
+    def _written(self, end: _End, error: BaseException | None) -> None:
+        self._writes.discard(end)
+        if not self._writes and self._no_writes is not None and not self._no_writes.done():
+            self._no_writes.set_result(None)
         if error is None:
             self._conclude(end)
         else:

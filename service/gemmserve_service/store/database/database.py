@@ -16,6 +16,7 @@ import queue
 import re
 import sqlite3
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib.resources import files
@@ -25,13 +26,20 @@ from gemmserve_service.errors import StoreFull
 from gemmserve_service.store.database.migrations import DatabaseError, SchemaTooNew, check, migrate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 T = TypeVar("T")
-Write = tuple["Callable[[sqlite3.Connection], Any]", "asyncio.Future[Any]"]
+Told = Callable[[Any, BaseException | None], object]
+"""Callback for a write's value, or for why it failed."""
+Write = tuple[Callable[["sqlite3.Connection"], Any], "asyncio.Future[Any] | Told"]
+Outcome = tuple["asyncio.Future[Any] | Told", Any, BaseException | None]
 
 _MAX_IN_ONE_COMMIT: Final = 256  # bounds how long the first of a burst waits; no measurement behind the figure
+_MAX_LOG_PAGES: Final = 8192
+"""Pages of the log (32 MiB) after which a commit also brings them into the database, for which it waits for the disk
+several times. A short job's commit writes a dozen pages, mostly the same as the one before: eight times SQLite's
+default, every 700th such commit waits and not every 80th, and most of what is brought was written over meanwhile."""
 _ROWS_AT_ONCE: Final = (64, 8, 1)  # SQLite before 3.32 takes 999 parameters
 _PARAMETER: Final = re.compile(r":(\w+)")
 _NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
@@ -141,16 +149,29 @@ class Database:
         `within_s`: it is begun after so many seconds at the latest, sooner with any write after it. Raises
         DatabaseError.
         """
-        loop = self._loop
-        if loop is None or self._thread is None:
-            raise DatabaseError("the database is not open")
+        loop = self._open_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._held.append((fn, future))
         self._begin_within(loop, within_s)
         return future
 
-    def may_grow(self, write: asyncio.Future[Any], *, within_s: float = 0.0) -> bool:
-        """Whether a write waits yet and is the last one, so that more can be done by it, as if that came now.
+    def write_then(self, fn: Callable[[sqlite3.Connection], Any], told: Told, *, within_s: float = 0.0) -> None:
+        """Like `write_soon`; `told(value, error)` is called in the event loop once it is known what came of it, after
+        the callbacks of the futures of the same transaction. For what is done many times a millisecond: a future for
+        each, and a turn of the loop for its callback, are half of what a short job's end takes.
+        """
+        loop = self._open_loop()
+        self._held.append((fn, told))
+        self._begin_within(loop, within_s)
+
+    def _open_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None or self._thread is None:
+            raise DatabaseError("the database is not open")
+        return self._loop
+
+    def may_grow(self, write: asyncio.Future[Any] | Told, *, within_s: float = 0.0) -> bool:
+        """Whether a write, by its future or callback, waits yet and is the last one, so that more can be done by it, as
+        if that came now.
 
         It is begun after `within_s` at the latest then.
         """
@@ -191,7 +212,7 @@ class Database:
         And every write that has waited for others until now.
         """
         if self._held:
-            last = self._held[-1][1]
+            last = self.write_soon(lambda _: None)
             self.begin()
             await asyncio.wait((last,))
         connection = self._read_connection
@@ -205,6 +226,7 @@ class Database:
         try:
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
             connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute(f"PRAGMA wal_autocheckpoint = {_MAX_LOG_PAGES}")
         except sqlite3.Error:
             connection.close()
             raise
@@ -251,22 +273,20 @@ class Database:
                 self._publish(_commit(connection, batch))
         connection.close()
 
-    def _publish(self, outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
+    def _publish(self, outcomes: list[Outcome]) -> None:
         if self._loop is None or self._loop.is_closed():
             return
-        self._loop.call_soon_threadsafe(_resolve, outcomes)
+        self._loop.call_soon_threadsafe(_resolve, self._loop, outcomes)
 
 
-def _commit(
-    connection: sqlite3.Connection, batch: list[Write]
-) -> list[tuple[asyncio.Future[Any], Any, BaseException | None]]:
+def _commit(connection: sqlite3.Connection, batch: list[Write]) -> list[Outcome]:
     """One transaction for the whole batch. Where a function raises, all run again, each with a savepoint, which it
     loses alone: that hardly ever happens, and savepoints are half of a short write.
     """
-    outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
+    outcomes: list[Outcome] = []
     try:
         connection.execute("BEGIN IMMEDIATE")
-        outcomes = [(future, _applied(fn, connection), None) for fn, future in batch]
+        outcomes = [(told, _applied(fn, connection), None) for fn, told in batch]
         connection.execute("COMMIT")
     except Exception as error:
         if connection.in_transaction:
@@ -285,27 +305,25 @@ def _applied(fn: Callable[[sqlite3.Connection], T], connection: sqlite3.Connecti
     return None if isinstance(value, sqlite3.Cursor) else value
 
 
-def _commit_apart(
-    connection: sqlite3.Connection, batch: list[Write]
-) -> list[tuple[asyncio.Future[Any], Any, BaseException | None]]:
-    outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
+def _commit_apart(connection: sqlite3.Connection, batch: list[Write]) -> list[Outcome]:
+    outcomes: list[Outcome] = []
     try:
         connection.execute("BEGIN IMMEDIATE")
-        for fn, future in batch:
+        for fn, told in batch:
             connection.execute("SAVEPOINT one")
             try:
-                outcomes.append((future, _applied(fn, connection), None))
+                outcomes.append((told, _applied(fn, connection), None))
             except Exception as error:
                 if not connection.in_transaction:
                     raise  # SQLite gave up the whole transaction, as it does when the disk is full
                 connection.execute("ROLLBACK TO one")
-                outcomes.append((future, None, _translate(error)))
+                outcomes.append((told, None, _translate(error)))
             connection.execute("RELEASE one")
         connection.execute("COMMIT")
     except Exception as error:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
-        return [(future, None, _translate(error)) for _, future in batch]
+        return [(told, None, _translate(error)) for _, told in batch]
     return outcomes
 
 
@@ -315,11 +333,13 @@ def _translate(error: BaseException) -> BaseException:
     return error
 
 
-def _resolve(outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
-    for future, value, error in outcomes:
-        if future.done():
+def _resolve(loop: asyncio.AbstractEventLoop, outcomes: list[Outcome]) -> None:
+    for told, value, error in outcomes:
+        if not isinstance(told, asyncio.Future):
+            loop.call_soon(told, value, error)  # behind the callbacks of the futures before it
+        elif told.done():
             continue
-        if error is None:
-            future.set_result(value)
+        elif error is None:
+            told.set_result(value)
         else:
-            future.set_exception(error)
+            told.set_exception(error)

@@ -236,6 +236,7 @@ async def test_an_end_that_nothing_will_ever_record_is_a_failure(core, fake, gem
         raise ValueError("no such thing")
 
     monkeypatch.setattr(core.jobs.queue, "finish", refuse)
+    monkeypatch.setattr(core.jobs.queue, "end", lambda _, __, told, **___: told(ValueError("no such thing")))
     fake.done()
     done = await core.jobs.wait(info.id, 60)
     assert (done.state, done.result) == (JobState.FAILED, None)
@@ -271,13 +272,13 @@ async def test_operands_deleted_meanwhile_are_used_all_the_same(core, fake, gemm
 async def test_operands_stay_until_the_end_is_on_record(core, gemm, a, monkeypatch, idle):
     info, _ = await core.jobs.submit(gemm(a, a))
     await core.store.delete(a.id)
-    finish, at_the_end = core.jobs.queue.finish, []
+    end, at_the_end = core.jobs.queue.end, []
 
     def note(*args, **options):
         at_the_end.append(core.store._catalog.get(a.id).pins)
-        return finish(*args, **options)
+        return end(*args, **options)
 
-    monkeypatch.setattr(core.jobs.queue, "finish", note)
+    monkeypatch.setattr(core.jobs.queue, "end", note)
     core.executor.fail()
     await core.jobs.wait(info.id, 60)
     assert at_the_end[0] > 0

@@ -389,6 +389,7 @@ async def test_an_end_that_cannot_be_recorded_gives_the_space_back_when_nobody_w
 
     info, _ = await core.jobs.submit(gemm(a, a))
     monkeypatch.setattr(core.jobs.queue, "finish", broken)
+    monkeypatch.setattr(core.jobs.queue, "end", broken)
     fake.done(written=False)
     assert (await core.jobs.wait(info.id, 60)).state == JobState.FAILED
     assert fake.drops() == [info.id]
