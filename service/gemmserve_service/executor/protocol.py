@@ -34,19 +34,20 @@ class _Message(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ArrayRef(_Message):
-    """An array's bytes: `nbytes` of the extent at `path`, from `offset` on."""
+@dataclass(slots=True, kw_only=True)
+class ArrayRef:
+    """An array's bytes: `nbytes` of the extent at `path`, from `offset` on. Made by a worker of what it was sent."""
 
-    extent: str | None = Field(
-        description="name that never comes back for other pages, and may be of several arrays; null for an empty array"
-    )
+    extent: str | None
+    """Name that never comes back for other pages, and may be of several arrays; None for an empty array."""
     path: str
     capacity: int
     nbytes: int
     dtype: str
     shape: tuple[int, ...]
     order: Literal["C", "F"]
-    cache_id: str | None = Field(None, description="id of an immutable array, which a device may keep a copy of")
+    cache_id: str | None = None
+    """Id of an immutable array, which a device may keep a copy of."""
     offset: int = 0
 
     @property

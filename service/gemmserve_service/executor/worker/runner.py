@@ -306,20 +306,26 @@ class Runner:
         return [self._forms.of(part.form) for part in message.parts]
 
     def _run_small(self, message: Work) -> Done | None:
-        """Run a product whose arrays lie in one extent by the function that its form has for it; None: it has none.
+        """Run a product whose arrays lie in mapped extents by the function that its form has for it; None: it has none.
 
         Without a look at what has come meanwhile: that takes as long as the product.
         """
-        if message.block is not None or self.rule.min_flops <= _SHORT_FLOPS:
+        if message.block is not None or self._write_queue is not None or self.rule.min_flops <= _SHORT_FLOPS:
             return None
-        if message.verify or len(message.extents) != 1 or len(message.parts) > 1 or count_of(message.parts[0]) > 1:
+        if message.verify or len(message.parts) > 1 or count_of(message.parts[0]) > 1:
             return None
-        ((name, path, capacity, start, _),), (part,) = message.extents, message.parts
+        (part,) = message.parts
         form = self._forms.of(part.form)
-        mapping = self._mappings.of(name, path, capacity)
-        row = form.row(part, mapping[start:] if start else mapping)
-        product = form.product(row)
-        if product is None:
+        if form.long:
+            return None
+        extents = []
+        for name, path, capacity, start, _ in message.extents:
+            if not path:
+                return None
+            extents.append((self._mappings.of(name, path, capacity), start))
+        row = form.row(part, extents)
+        product = None if row is None else form.product(row)
+        if row is None or product is None:
             return None
         began = time.perf_counter()
         product(*row)

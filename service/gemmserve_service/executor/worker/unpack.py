@@ -15,7 +15,7 @@ from gemmserve_service.executor.protocol import ArrayRef
 from gemmserve_service.schemas import ProgramParams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from gemmserve_service.executor.protocol import BlockOf, ExtentRow, Part, Places, Work
     from gemmserve_service.executor.worker.backend import DeviceBackend
@@ -57,11 +57,20 @@ class Form:
         fields = protocol.Form.model_validate_json(text)
         self.params = fields.params
         self.operands, self.results = fields.operands, fields.results
+        self._nbytes = {
+            name: math.prod(kind.shape) * np.dtype(kind.dtype).itemsize
+            for name, kind in (*fields.operands.items(), *fields.results.items())
+        }
         self._backend = backend
         self._product: Callable[..., None] | None = None
         self._looked = False
         self.compiled: set[bool] = set()
         """Whether the kernels of its products are known to be compiled, without (False) and with those of a check."""
+
+    @property
+    def long(self) -> bool:
+        """Whether its products are known to have no function, or are programs."""
+        return isinstance(self.params, ProgramParams) or (self._looked and self._product is None)
 
     def product(self, row: list[np.ndarray[Any, Any]]) -> Callable[..., None] | None:
         """Return what computes `row`, to be called with its arrays; None: it has to be run as any other product."""
@@ -73,13 +82,19 @@ class Form:
             self._product = self._backend.repeated(self.params, operands, results)
         return self._product
 
-    def row(self, part: Part, extent: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
-        """Return operands and results of the part's first product, all in one extent."""
+    def row(self, part: Part, extents: Sequence[tuple[np.ndarray[Any, Any], int]]) -> list[np.ndarray[Any, Any]] | None:
+        """Return operands and results of the part's first product. `extents`: the bytes of each row of the task's table
+        and where it begins among them. None: an array has no bytes there.
+        """
         row = []
         for kinds, places, writable in ((self.operands, part.operands, False), (self.results, part.results, True)):
             for name, kind in kinds.items():
+                number, offset = places[name][0]
+                if number < 0:
+                    return None
+                mapping, start = extents[number]
                 array: np.ndarray[Any, Any] = np.ndarray(
-                    kind.shape, kind.dtype, extent, places[name][0][1], None, kind.order
+                    kind.shape, kind.dtype, mapping, start + offset, None, kind.order
                 )
                 if not writable:
                     array.flags.writeable = False
@@ -89,11 +104,31 @@ class Form:
     def run(self, work: Work) -> Run:
         """Return a task of one product of this form."""
         (part,) = work.parts
-        operands = _refs(work.extents, self.operands, part.operands)
-        results = _refs(work.extents, self.results, part.results)
+        operands = self._refs(work.extents, self.operands, part.operands)
+        results = self._refs(work.extents, self.results, part.results)
         return Run(
             work.task, self.params, part.algorithm, operands, results, work.verify, work.defer, work.express, work.block
         )
+
+    def _refs(
+        self, extents: list[ExtentRow], kinds: Mapping[str, protocol.Kind], places: Mapping[str, Places]
+    ) -> dict[str, ArrayRef]:
+        refs = {}
+        for name, kind in kinds.items():
+            number, offset = places[name][0]
+            extent, path, capacity, start, cache_id = (None, "", 0, 0, None) if number < 0 else extents[number]
+            refs[name] = ArrayRef(
+                extent=extent if path else None,
+                path=path,
+                capacity=capacity,
+                nbytes=self._nbytes[name],
+                dtype=kind.dtype,
+                shape=kind.shape,
+                order=kind.order,
+                cache_id=cache_id,
+                offset=start + offset,
+            )
+        return refs
 
 
 class Forms:
@@ -122,24 +157,3 @@ class Forms:
 def count_of(part: Part) -> int:
     """Return how many products a part has."""
     return len(next(iter(part.results.values())))
-
-
-def _refs(
-    extents: list[ExtentRow], kinds: Mapping[str, protocol.Kind], places: Mapping[str, Places]
-) -> dict[str, ArrayRef]:
-    refs = {}
-    for name, kind in kinds.items():
-        number, offset = places[name][0]
-        extent, path, capacity, start, cache_id = (None, "", 0, 0, None) if number < 0 else extents[number]
-        refs[name] = ArrayRef(
-            extent=extent if path else None,
-            path=path,
-            capacity=capacity,
-            nbytes=math.prod(kind.shape) * np.dtype(kind.dtype).itemsize,
-            dtype=kind.dtype,
-            shape=kind.shape,
-            order=kind.order,
-            cache_id=cache_id,
-            offset=start + offset,
-        )
-    return refs

@@ -330,7 +330,7 @@ def test_partial_results_need_their_place(reduction_task, combine) -> None:
     block = BlockOf(parent="t", sides=grid.sides, index=0, combine=combine)
     assert Runner(CpuBackend()).run(replace(message, block=block)).kind == "failed"
     message, grid, _ = reduction_task("rows", partials=True)
-    short = message.results["partials"].model_copy(update={"shape": (8,), "nbytes": 64})
+    short = replace(message.results["partials"], shape=(8,), nbytes=64)
     message = replace(message, results=message.results | {"partials": short})
     assert Runner(CpuBackend()).run(replace(message, block=block)).kind == "failed"
 

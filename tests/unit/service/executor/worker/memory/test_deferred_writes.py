@@ -8,6 +8,7 @@ import itertools
 import random
 import socket
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -249,7 +250,7 @@ def product(place):
         there, view = place(np.zeros((3, 3)), array)
         out = there
         if fields.setdefault("defer", True):
-            out = there.model_copy(update={"extent": None, "path": "", "capacity": 0, "offset": 0})
+            out = replace(there, extent=None, path="", capacity=0, offset=0)
         message = Run(
             task=f"t{number}", params=GemmParams(), algorithm="numpy", operands={"a": operand, "b": operand},
             results={"d": out}, **fields,
@@ -440,7 +441,7 @@ def slow(backend):
 def placed(ref, places):
     """The reference of an array that has a place, whether it is written or not."""
     name, path, capacity, start, _ = places[ref.cache_id]
-    return ref.model_copy(update={"extent": name, "path": path, "capacity": capacity, "offset": start})
+    return replace(ref, extent=name, path=path, capacity=capacity, offset=start)
 
 
 def test_an_operand_whose_place_has_not_its_bytes_yet_is_read_where_they_are(front, place, product, slow):
@@ -474,7 +475,7 @@ def test_a_program_whose_result_stays(front, place):
     """This backend has the values of programs on the host: the result waits in memory of the worker."""
     ref, _ = place(A, "a")
     there, view = place(np.zeros((3, 3)), "r")
-    out = there.model_copy(update={"extent": None, "path": "", "capacity": 0, "offset": 0})
+    out = replace(there, extent=None, path="", capacity=0, offset=0)
     kept, kept_view = place(np.zeros((3, 3)), "kept")
     name = f"arr_{'0' * 26}"
     steps = [{"id": step, "op": "gemm", "a": a, "b": name} for step, a in (("s", name), ("t", "$s"))]
