@@ -46,8 +46,10 @@ class ExtentTable:
 
 def row_of(extent: Extent, cache_id: str | None) -> ExtentRow:
     """Return an extent's row. `cache_id`: id of the immutable array that it holds."""
-    name, nbytes = extent.file
-    return name, extent.path, nbytes, extent.start, cache_id
+    shared = extent.shared  # `Extent.file`, asked for three arrays of every product
+    if shared is None:
+        return extent.name, extent.path, extent.capacity, extent.start, cache_id
+    return shared.name, extent.path, shared.nbytes, extent.start, cache_id
 
 
 def form_of(

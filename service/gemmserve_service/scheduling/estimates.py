@@ -50,7 +50,8 @@ class Estimates:
         if seconds > 0:
             model_s, key = _model(task, worker)
             found = math.log(seconds / model_s)
-            found = min(max(found, -_FACTOR), _FACTOR)
+            if not -_FACTOR <= found <= _FACTOR:
+                found = math.copysign(_FACTOR, found)
             mean = self._corrections.get(key, found)
             self._corrections[key] = correction = mean + _SMOOTHING * (found - mean)
             self._factors[key] = math.exp(correction)

@@ -15,7 +15,8 @@ import itertools
 import logging
 import random
 import time
-from typing import TYPE_CHECKING, Final, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gemmserve_kernels import KernelError
 from gemmserve_kernels.blocks.grid import GridRule
@@ -71,6 +72,26 @@ _LONG: Final = (ServiceClass.INTERACTIVE, ServiceClass.BULK, ServiceClass.LARGE)
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, slots=True)
+class _Checked:
+    """What is known of a problem, for all tasks that compute it."""
+
+    problem: Problem
+    workers: Sequence[Worker]
+    """The workers that its plans are for."""
+    plans: dict[int, Plan | KernelError]
+    models: dict[int, tuple[object, Any]] = field(default_factory=dict)
+    """`Task.models` of every one."""
+    size: tuple[int, int] = (0, 0)
+    form: str = ""
+
+    def share(self, task: Task) -> None:
+        """Spare a task what another one has worked out: what follows from the problem alone."""
+        if not self.form:
+            self.size, self.form = task.size, task.form
+        task.models, task.size, task.form = self.models, self.size, self.form
+
+
 class Sized(Protocol):
     """A problem, as far as the queue's limits look at it."""
 
@@ -103,9 +124,12 @@ class Scheduler:
         self._idle.set()
         self._dispatching = False
         """Whether `_dispatch` is about to be called."""
-        self._checked: dict[int, tuple[Problem, Sequence[Worker], dict[int, Plan | KernelError]]] = {}
-        """Plans of problems that were checked last, each with the workers that they are for, by the problem's id: it is
-        held, so nothing else has that.
+        self._checked: dict[int, _Checked] = {}
+        """What is known of problems that were checked last, by the problem's id: it is held, so nothing else has that.
+        """
+        self._spent: dict[tuple[str, ServiceClass], tuple[float, float]] = {}
+        """Seconds by which answers of this turn were off their estimates, and seconds of devices, by owner and class:
+        an owner is charged once for all answers that came together.
         """
         self._chance = random.Random()  # noqa: S311 (whom to check is no secret)
         self._room_at = 0.0
@@ -151,8 +175,8 @@ class Scheduler:
     def check(self, problem: Problem) -> dict[int, Plan | KernelError]:
         """`Task.plans` for every device that is known. Raises the KernelError of one if none can run the problem."""
         known = self._checked.get(id(problem))  # to compare problems takes longer than all the rest
-        if known is not None and known[1] is self.fleet.representatives:
-            return known[2].copy()
+        if known is not None and known.workers is self.fleet.representatives:
+            return known.plans.copy()
         plans = {each.device_class: plan_of(problem, each.spec) for each in self.fleet.representatives if each.spec}
         errors = [found for found in plans.values() if isinstance(found, KernelError)]
         if errors and len(errors) == len(plans):
@@ -160,7 +184,7 @@ class Scheduler:
         if not isinstance(problem, Program):  # of which none comes again
             if len(self._checked) >= _MAX_CHECKED:
                 self._checked.clear()
-            self._checked[id(problem)] = problem, self.fleet.representatives, plans.copy()
+            self._checked[id(problem)] = _Checked(problem, self.fleet.representatives, plans.copy())
         return plans
 
     def may_defer(self, params: GemmParams | GemmReduceParams | ProgramParams, nbytes: int) -> bool:
@@ -187,9 +211,11 @@ class Scheduler:
             self._drop(task, self._draining())
             return
         task.order = (-task.priority, next(self._sequence))
+        if task.operands and (alike := self._checked.get(id(task.problem))) is not None:
+            alike.share(task)
         known = self.fleet.representatives or self.executor.workers()
         lasting = task if (blocks := self.blocks.divide(task)) is None else blocks.typical
-        task.estimated(min((self.estimates.seconds(lasting, worker) for worker in known), default=0.0))
+        task.estimated(min([self.estimates.seconds(lasting, worker) for worker in known], default=0.0))
         if task.trace is not None:
             task.trace.submitted(task.submitted, task.described())
         if task.timeout_s is not None:
@@ -460,7 +486,7 @@ class Scheduler:
         )
 
     def _lacks_room(self, task: Task, worker: Worker) -> bool:
-        return time.monotonic() < self._room_at and task.needs_place(worker, verify=task.verify)
+        return self._room_at > 0 and time.monotonic() < self._room_at and task.needs_place(worker, verify=task.verify)
 
     def _queue_again(self, task: Task) -> None:
         """Queue a task that was taken out, in its old place; of a block, the product that it is a part of."""
@@ -572,9 +598,11 @@ class Scheduler:
         return True
 
     def _is_checked(self, task: Task) -> bool:
-        no_room = time.monotonic() < self._room_at and task.placeless  # for the place that a check needs
-        sampled = not task.recomputes and task.check_bytes <= _MAX_SAMPLED and not no_room
-        return task.verify or (sampled and self._chance.random() < self.settings.verify_share)
+        if task.verify:
+            return True
+        if self._chance.random() >= self.settings.verify_share or task.recomputes or task.check_bytes > _MAX_SAMPLED:
+            return False
+        return not (time.monotonic() < self._room_at and task.placeless)  # without the place that a check needs
 
     def _placed(self, worker: Worker, task: Task, verify: bool) -> bool:
         """Return whether the results have the places that they need; else the task waits again, where it was."""
@@ -664,11 +692,17 @@ class Scheduler:
         self._forget(Forget(parents=[task.id]))
 
     def _settle_cost(self, task: Task, seconds: float) -> None:
-        """Sets right what its owner was charged with when it was sent."""
-        self.queue.charge(task.owner, seconds - task.cost_s, task.service_class)
-        self.quotas.charge_device(task.owner, seconds)
+        """Sets right what its owner was charged with when it was sent; `_settle` follows."""
+        key = task.owner, task.service_class
+        off_s, spent_s = self._spent.get(key, (0.0, 0.0))
+        self._spent[key] = off_s + seconds - task.cost_s, spent_s + seconds
 
     def _settle(self) -> None:
+        if self._spent:
+            for (owner, service_class), (off_s, spent_s) in self._spent.items():
+                self.queue.charge(owner, off_s, service_class)
+                self.quotas.charge_device(owner, spent_s)
+            self._spent.clear()
         self._dispatch()
         if not self.fleet.running:
             self.queue.rest()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
     from gemmserve_service.store.pending import PendingResults
     from gemmserve_service.store.pin import Pinned
+    from gemmserve_service.store.record import ArraySpec
     from gemmserve_service.store.upload import Upload
 
 
@@ -180,6 +181,16 @@ class Task:
         """Bytes and operations of the problem."""
         return self.problem.nbytes(), self.problem.flops()
 
+    @cached_property
+    def form(self) -> str:
+        """The product's `Form` as JSON."""
+        return self.form_now()
+
+    def form_now(self) -> str:
+        """Return the `Form` of operands and results as they are now."""
+        operands = {name: _kind_of(pinned.info) for name, pinned in self.operands.items()}
+        return form_of(self.params, operands, {name: _kind_of(upload.spec) for name, upload in self.results.items()})
+
     @property
     def check_bytes(self) -> int:
         """Bytes that a check of the result reads."""
@@ -192,22 +203,16 @@ class Task:
     def message(self, chosen: Plan, *, verify: bool) -> Work:
         """Return what a worker is sent, whose plan is `chosen`."""
         table = ExtentTable()
-        kinds: tuple[dict[str, ArrayKind], dict[str, ArrayKind]] = {}, {}
-        operands, results = {}, {}
-        for name, pinned in self.operands.items():
-            info = pinned.info
-            kinds[0][name] = info.dtype, info.shape, info.order
-            # Scratch operands are gone after this task: a device need not keep copies of them.
-            operands[name] = [(_operand_row(table, pinned), 0)]
+        # Scratch operands are gone after this task: a device need not keep copies of them.
+        operands = {name: [(_operand_row(table, pinned), 0)] for name, pinned in self.operands.items()}
+        results = {}
         for name, upload in self.results.items():
             spec = upload.spec
-            kinds[1][name] = spec.dtype, spec.shape, spec.order
             if upload.extent is None and spec.nbytes:
                 results[name] = [(table.number_without_place(spec.id), 0)]
             else:
                 results[name] = [(table.number(upload.extent, None if spec.scratch else spec.id), 0)]
-        form = form_of(self.params, *kinds)
-        part = Part(form=form, algorithm=chosen.algorithm, operands=operands, results=results)
+        part = Part(self.form, chosen.algorithm, operands, results)
         defer = self.worker is not None and self.may_be_deferred(self.worker)
         return Work(
             task=self.id,
@@ -220,7 +225,7 @@ class Task:
 
     def may_be_deferred(self, worker: Worker) -> bool:
         """Return whether the worker may answer it before its results are written."""
-        if self.recomputes or not self.durable:
+        if self.recomputes or not self.durable or worker.result_bytes < MIN_DEFERRED_BYTES:
             return False
         nbytes = sum(upload.spec.nbytes for upload in self.results.values())
         return deferrable(self.params, nbytes, worker.result_bytes)
@@ -288,9 +293,13 @@ def deferrable(params: GemmParams | GemmReduceParams | ProgramParams, nbytes: in
     return all(getattr(step, "reproducible", True) for step in steps)
 
 
+def _kind_of(array: ArrayInfo | ArraySpec) -> ArrayKind:
+    return array.dtype, array.shape, array.order
+
+
 def _operand_row(table: ExtentTable, pinned: Pinned) -> int:
     info = pinned.info
-    pending = pinned.pending
+    pending = None if pinned.at_hand else pinned.pending
     if pending is not None and not pending.ordered:
         pinned.read_on_device()
         return table.number_without_place(info.id)

@@ -76,6 +76,12 @@ class Pinned:
         return None if self._record is None else self._record.cold
 
     @property
+    def at_hand(self) -> bool:
+        """Whether the bytes are where everybody on this host reads them: neither `cold` nor `pending`."""
+        record = self._record
+        return record is None or (record.pending is None and record.cold is None)
+
+    @property
     def pending(self) -> PendingResults | None:
         """The pending results that the array is one of; None: its bytes can be read."""
         pending = None if self._record is None else self._record.pending

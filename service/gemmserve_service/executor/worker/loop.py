@@ -286,7 +286,6 @@ class _Line:
                 if time.perf_counter() - held_since > _MAX_HOLD_S:
                     self.send(*answers)
                     answers.clear()
-                    self.look()  # for cancellations: a short product does not
                     held_since = time.perf_counter()
         finally:
             self._passing = passing

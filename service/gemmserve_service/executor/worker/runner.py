@@ -308,7 +308,8 @@ class Runner:
     def _run_small(self, message: Work) -> Done | None:
         """Run a product whose arrays lie in mapped extents by the function that its form has for it; None: it has none.
 
-        Without a look at what has come meanwhile: that takes as long as the product.
+        One of a single request, whose arrays are in one extent, without a look at what has come meanwhile: that takes
+        as long as the product.
         """
         if message.block is not None or self._write_queue is not None or self.rule.min_flops <= _SHORT_FLOPS:
             return None
@@ -327,6 +328,8 @@ class Runner:
         product = None if row is None else form.product(row)
         if row is None or product is None:
             return None
+        if len(extents) > 1:
+            self._checkpoint()
         began = time.perf_counter()
         product(*row)
         timings = Timings(kernel_s=time.perf_counter() - began)

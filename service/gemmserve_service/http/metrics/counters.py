@@ -16,7 +16,7 @@ from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from prometheus_client.metrics_core import Metric
     from prometheus_client.registry import CollectorRegistry
@@ -61,6 +61,17 @@ class Distribution(Collector):
         if not labels:
             self._begin(())
         registry.register(self)
+
+    def observe_each(self, values: Iterable[float], series: Iterable[tuple[object, ...]], trace: str = "") -> None:
+        """`observe` for several series, by the values of their labels; most values of a job's phases are 0."""
+        lowest = self._bounds[0]
+        for value, labels in zip(values, series, strict=True):
+            if trace or value > lowest:
+                self.observe(value, *labels, trace=trace)
+                continue
+            counts, total = self._series.get(labels) or self._begin(labels)
+            counts[0] += 1
+            total[0] += value
 
     def observe(self, value: float, *labels: object, trace: str = "") -> None:
         """Count a value. `trace`: traceparent of the span that it comes from, which becomes its bucket's exemplar."""

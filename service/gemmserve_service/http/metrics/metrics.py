@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # Seconds from a kernel of 100 us to a queue of minutes, a factor of about 3 apart.
 _SECONDS: Final = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
+_PHASES: Final = ("queue", "compile", "h2d", "kernel", "d2h")
+
 _RESIDUALS: Final = (1e-17, 1e-16, 1e-15, 1e-14, 1e-12, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1)
 
 
@@ -90,11 +92,9 @@ class Metrics:
         """`Observer`: counts the state; adds times, and bytes and operations if the job has succeeded."""
         self._jobs.add(job.op, job.algorithm or "none", job.state.value)
         if job.timings is not None:
-            self._phases.observe(job.timings.queue_s, job.op, "queue", trace=job.trace)
-            self._phases.observe(job.timings.compile_s, job.op, "compile", trace=job.trace)
-            self._phases.observe(job.timings.h2d_s, job.op, "h2d", trace=job.trace)
-            self._phases.observe(job.timings.kernel_s, job.op, "kernel", trace=job.trace)
-            self._phases.observe(job.timings.d2h_s, job.op, "d2h", trace=job.trace)
+            spent = job.timings
+            seconds = spent.queue_s, spent.compile_s, spent.h2d_s, spent.kernel_s, spent.d2h_s
+            self._phases.observe_each(seconds, [(job.op, phase) for phase in _PHASES], job.trace)
         if job.residual is not None:
             self._residuals.observe(job.residual, job.algorithm or "none")
         if job.mismatch is not None:

@@ -122,6 +122,11 @@ class BlockTask(Task):
         """See `Task`."""
         return (self._blocks.partial_bytes, 0) if self.combines else super().size
 
+    @property
+    def form(self) -> str:
+        """See `Task`; partial results are among the results, once there are any."""
+        return self.form_now()
+
     def plan(self, spec: DeviceSpec) -> Plan | KernelError:
         """See `Task`; what blocks have left is put together in the host's memory."""
         return Plan("numpy", reduces=True) if self.combines else super().plan(spec)

@@ -49,9 +49,12 @@ class BlockDispatch:
         """Cut a product into blocks that is so large; return those that it has. Blocks are this host's: where all
         workers have joined from others, one of these has all of it, which computes it by the same blocks.
         """
-        here = any(each.link is None for each in self._executor.workers())
-        large = here and task.size[1] >= self.rule.min_flops
-        if large and isinstance(task.problem, GemmProblem | GemmReduceProblem):
+        large = task.size[1] >= self.rule.min_flops
+        if (
+            large
+            and any(each.link is None for each in self._executor.workers())
+            and isinstance(task.problem, GemmProblem | GemmReduceProblem)
+        ):
             grid = Grid.of(task.problem, self.rule)
             if grid is not None:
                 task.blocks = Blocks(task, grid, self._owner, lambda nbytes: self._partials(task, nbytes))

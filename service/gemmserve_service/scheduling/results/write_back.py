@@ -218,7 +218,10 @@ class WriteBack:
 
     def usable(self, task: Task, worker: Worker) -> bool:
         """Whether that worker can compute with every operand of the task."""
-        if not task.operands:
+        for pinned in task.operands.values():
+            if not pinned.at_hand:
+                break
+        else:
             return True
         if any(pinned.cold is not None for pinned in task.operands.values()):
             self._bring_back(task)
@@ -236,11 +239,14 @@ class WriteBack:
         """Have operands of a queued task written that keep it from running anywhere. `able`: whether a worker's device
         could run it.
         """
-        for pinned in task.operands.values():
+        away = [pinned for pinned in task.operands.values() if not pinned.at_hand]
+        if not away:
+            return
+        for pinned in away:
             if pinned.cold is not None and self._store.tier is not None:
                 pinned.cold.error = None
                 self._bring_back(task)
-        needed = [pending for pinned in task.operands.values() if (pending := pinned.pending) is not None]
+        needed = [pending for pinned in away if (pending := pinned.pending) is not None]
         holders = {held[1] for pending in needed if (held := self._held.get(pending.job)) is not None}
         if len(holders) > 1 or not all(map(able, holders)):
             for pending in needed:

@@ -108,6 +108,7 @@ if "gemmserve_service.executor.worker" in sys.orig_argv:
             time.sleep(0.05)  # the heart goes on beating
         return run(self, params, *rest)
     CpuBackend.run = faulty
+    CpuBackend.repeated = lambda *_: None  # short ones would go past it
 """
 
 

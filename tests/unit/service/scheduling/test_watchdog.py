@@ -249,6 +249,7 @@ async def test_a_thread_that_hangs_is_given_up(make_core, make_settings, put, ge
     watchdog, (worker,) = core.scheduler.watchdog, executor.workers()
     await watchdog.stop()  # it looks when the test says so
     monkeypatch.setattr(CpuBackend, "run", held)
+    monkeypatch.setattr(CpuBackend, "repeated", lambda *_: None)  # short ones would go past it
     a = await put(core.store, A)
     info, _ = await core.jobs.submit(gemm(a, a))
     await eventually(lambda: len(begun) == 1)
