@@ -269,3 +269,27 @@ async def test_an_end_does_not_overtake_its_job(queue, add):
     ends.append(queue.finish(moved(second, JobState.CANCELLED, finished_at=MOMENT), [], within_s=0))
     await asyncio.gather(*ends)
     assert (await queue.get(second.id)).state == JobState.CANCELLED
+
+
+async def test_an_end_is_told_to_whoever_wants_no_future(queue, add):
+    info, _ = await add()
+    heard = asyncio.Queue()
+    queue.end(moved(info, JobState.CANCELLED, finished_at=MOMENT), [], heard.put_nowait)
+    unknown = info.model_copy(update={"id": new_id("job")})
+    queue.end(moved(unknown, JobState.CANCELLED, finished_at=MOMENT), [], heard.put_nowait)
+    assert {type(await heard.get()), type(await heard.get())} == {type(None), NotOnRecord}
+    assert (await queue.get(info.id)).state == JobState.CANCELLED
+
+
+async def test_the_start_of_a_job_that_ends_at_once_is_not_recorded(database, store):
+    queue, statements = SqliteQueue(database, store), []
+    await database.write(lambda db: db.set_trace_callback(statements.append))
+    info = JobInfo(id=new_id("job"), state=JobState.QUEUED, op="gemm", created_at=MOMENT, request={})
+    request = GemmJob(op="gemm", a=new_id("arr"), b=new_id("arr")).model_dump_json()
+    insert = queue.insert([NewJob(info, request)], None)
+    queue.started(info.id, 1, MOMENT)
+    await insert
+    await queue.finish(moved(info, JobState.SUCCEEDED, finished_at=MOMENT, started_at=MOMENT), [])
+    assert not [statement for statement in statements if "state = 'running'" in statement]
+    found = await queue.get(info.id)
+    assert (found.state, found.started_at.timestamp()) == (JobState.SUCCEEDED, MOMENT.timestamp())

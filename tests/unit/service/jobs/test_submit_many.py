@@ -178,3 +178,22 @@ async def test_unfinished_ones_run_after_a_restart(make_core, make_settings, fak
         fake.done()
     done = await core.jobs.wait_all([info.id for info in infos], 60)
     assert {info.state for info in done} == {JobState.SUCCEEDED}
+
+
+async def test_who_waits_for_all_waits_for_the_last_and_the_other_ends_are_recorded_together(
+    core, fake, gemm, a, monkeypatch
+):
+    end, within = core.jobs.queue.end, []
+
+    def note(*args, within_s):
+        within.append(within_s > 0)
+        end(*args, within_s=within_s)
+
+    monkeypatch.setattr(core.jobs.queue, "end", note)
+    infos, _ = await core.jobs.submit_many([gemm(a, a)] * 4, waits=True)
+    waits = asyncio.ensure_future(core.jobs.wait_all([info.id for info in infos], 60))
+    await asyncio.sleep(0)
+    while fake.running():
+        fake.done()
+    assert {info.state for info in await waits} == {JobState.SUCCEEDED}
+    assert within == [True, True, True, False]

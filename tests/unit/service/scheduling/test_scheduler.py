@@ -14,6 +14,7 @@ from gemmserve_service.errors import (
     JobTimeout,
     WorkerCrashed,
 )
+from gemmserve_service.executor.packing import form_of
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.scheduling.estimates import Estimates
 from gemmserve_service.schemas import GemmParams, Timings
@@ -56,6 +57,46 @@ async def test_answers_that_came_together_are_followed_by_one_look_for_tasks(mak
     assert (scheduler.queued, scheduler.running) == (2, 0)
     scheduler.answers_over()
     assert (fake.running("cuda:0"), fake.running("cuda:1")) == (["c"], ["d"])
+
+
+async def test_an_owner_is_charged_once_for_answers_that_came_together(make_scheduler, fake, submit, charged):
+    scheduler = await make_scheduler(fake)
+    for name in ("before", "a", "b", "c"):
+        await submit(scheduler, name)
+    fake.done()
+    seen = charged(scheduler)
+    for name in "abc":
+        done = Done(task=name, algorithm="numpy", timings=Timings(kernel_s=0.25))
+        scheduler.task_ended(fake.fleet["cpu"], done, more=True)
+    assert seen == []
+    scheduler.answers_over()
+    assert seen == [("", 0.75)]
+
+
+@pytest.fixture
+def charged(monkeypatch):
+    """Notes what owners are charged with by a scheduler's quotas from then on."""
+
+    def note(scheduler):
+        seen = []
+        monkeypatch.setattr(scheduler.quotas, "charge_device", lambda *each: seen.append(each))
+        return seen
+
+    return note
+
+
+async def test_equal_products_are_described_once(make_scheduler, make_task, fake, monkeypatch):
+    scheduler, made = await make_scheduler(fake), []
+    tasks = [await make_task(name) for name in "abc"]
+    for task in tasks:
+        task.problem = tasks[0].problem
+        task.plans = scheduler.check(task.problem)
+    monkeypatch.setattr("gemmserve_service.scheduling.tasks.form_of", lambda *each: made.append(each) or form_of(*each))
+    for task in tasks:
+        scheduler.submit(task, soon=True)
+    await asyncio.sleep(0)
+    assert len(made) == 1
+    assert len({id(task.form) for task in tasks}) == 1
 
 
 async def test_plans_are_those_of_the_devices_that_there_are(make_scheduler, make_fake, make_task):

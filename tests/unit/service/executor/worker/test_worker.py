@@ -436,3 +436,26 @@ def test_what_sensors_say_goes_with_the_heartbeat(tmp_path) -> None:
             near.sendall(encode(Stop()))
             thread.join(60)
             assert not thread.is_alive()
+
+
+def test_a_short_product_of_stored_arrays_is_run_by_the_function_of_its_form(run, monkeypatch):
+    """With the bits of any other product; and it is not begun once it is cancelled."""
+    message, views = run(GemmParams(alpha=2), {"d": np.zeros((3, 3))}, a=A, b=A.T.copy())
+    (work,) = packed(dataclasses.replace(message, verify=False)).tasks
+    (name, path, capacity, _, _), (part,), rows = work.extents[0], work.parts, []
+    for side in (part.operands, part.results):  # a row for each array, as the front has it
+        for key, [(_, offset)] in side.items():
+            side[key] = [(len(rows), 0)]
+            rows.append((name, path, capacity, offset, None))
+    work.extents = rows
+    assert Runner(CpuBackend()).run(dataclasses.replace(message, verify=False)).kind == "done"
+    expected = bytes(views["d"])
+    views["d"][:] = bytes(len(expected))
+    monkeypatch.setattr(CpuBackend, "run", None)
+    runner = Runner(CpuBackend())
+    assert runner.run(work).kind == "done"
+    assert bytes(views["d"]) == expected
+    views["d"][:] = bytes(len(expected))
+    runner.look = lambda: runner.cancel(work.task)
+    assert runner.run(work).slug == "cancelled"
+    assert not any(bytes(views["d"]))

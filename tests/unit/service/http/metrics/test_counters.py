@@ -45,3 +45,13 @@ def test_they_count_as_the_library_does():
         took[1].labels(op).observe(seconds)
         assert samples(ours) == samples(theirs)
     assert samples(ours)["jobs_total", (("op", "gemm"), ("status", "200"))] == 2
+
+
+def test_several_series_are_observed_as_one_by_one():
+    registries = CollectorRegistry(), CollectorRegistry()
+    one, each = (Distribution("size", "Sizes.", BOUNDS, ["op"], registry=registry) for registry in registries)
+    for value in (0.0, 0.1, 0.1000001, 1, 31):
+        one.observe(value, "a")
+        one.observe(2 * value, "b")
+        each.observe_each((value, 2 * value), [("a",), ("b",)])
+    assert samples(registries[0]) == samples(registries[1])

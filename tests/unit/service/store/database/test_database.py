@@ -197,3 +197,21 @@ async def test_cursors_end_in_the_thread_that_made_them(database):
     )
     assert [found[0], found[1], found[3]] == [None, 1, None]
     assert not any(isinstance(each, sqlite3.Cursor) for each in gc.get_objects())
+
+
+async def test_who_wants_no_future_is_told_behind_those_who_have_one(database):
+    order = []
+    future = database.write_soon(lambda db: db.execute(INSERT, ("a",)), within_s=3600)
+    future.add_done_callback(lambda _: order.append("future"))
+    database.write_then(lambda _: 7, lambda *told: order.append(told), within_s=3600)
+    database.write_then(lambda db: db.execute(INSERT, ("a",)), lambda *told: order.append(told), within_s=3600)
+    assert await database.read(count) == 1
+    await asyncio.sleep(0)
+    assert order[:2] == ["future", (7, None)]
+    assert order[2][0] is None
+    assert isinstance(order[2][1], sqlite3.IntegrityError)
+
+
+async def test_many_commits_are_brought_into_the_database_together(database):
+    """SQLite's own number of pages makes every eightieth end of a short job wait for the disk."""
+    assert await database.write(lambda db: db.execute("PRAGMA wal_autocheckpoint").fetchone()[0]) == 8192
