@@ -458,18 +458,19 @@ class Jobs(LiveJobs):
         """Put a job's end on record; `_conclude` follows. `held`: pins to be released then."""
         uploads = task.results if task is not None and isinstance(outcome, Done) else {}
         pending = task.pending if uploads and task is not None else None
-        infos = {name: self.store.describe(upload) for name, upload in uploads.items()}
-        update = final_fields(outcome) | _OVER
-        update["finished_at"] = now()
+        finished = now()
+        update = {**final_fields(outcome), **_OVER, "finished_at": finished}
+        infos, rows, result = {}, [], {}
+        job = None if pending is None else live.first.id
+        for name, upload in uploads.items():
+            array = infos[name] = self.store.describe(upload, finished)
+            rows.append(to_row(array, upload.extent, job))
+            result[name if live.op == "program" else product_result(name)] = array.id
         if isinstance(outcome, Done):
-            result = {name: array.id for name, array in infos.items()}
-            if live.op != "program":  # a product of views was run as one
-                result = {product_result(name): array_id for name, array_id in result.items()}
-                update["steps"] = None
             update["result"] = result
+            if live.op != "program":  # a product of views was run as one
+                update["steps"] = None
         info = live.changed_by(update)
-        job = None if pending is None else info.id
-        rows = [to_row(infos[name], upload.extent, job) for name, upload in uploads.items()]
         end = _End(live, info, task, uploads, infos, rows, pending, held)
         live.ending = True
         if uploads and pending is None and self.store.secures:

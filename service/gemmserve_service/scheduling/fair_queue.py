@@ -224,8 +224,9 @@ class FairQueue:
             flow.tag += found.cost_s / flow.weight
             line.tag += found.cost_s / _SHARES[found.service_class]
             passed.pop()
-            if flow.waiting:
-                self._rank(flow)
+            if flow.waiting:  # in the place of the entry that was popped
+                flow.stamp = next(self._stamps)
+                heapq.heappush(self._heap, (flow.tag, flow.stamp, flow))
         for flow in passed:  # where they were
             if flow.waiting:
                 heapq.heappush(self._heap, (flow.tag, flow.stamp, flow))

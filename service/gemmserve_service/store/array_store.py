@@ -448,11 +448,12 @@ class ArrayStore:
         ]
         return self.database.write_soon(lambda db: db.executemany(_SQL["set_written"], rows))
 
-    def describe(self, upload: Upload) -> ArrayInfo:
-        """The info of an upload that becomes an array now; `index` follows."""
+    def describe(self, upload: Upload, created: datetime | None = None) -> ArrayInfo:
+        """The info of an upload that becomes an array now, or at the moment `created`; `index` follows."""
         spec = upload.spec
         upload.jumped_s = self.expiry.jumped_s
-        created = now()
+        if created is None:
+            created = now()
         return ArrayInfo(
             id=spec.id,
             dtype=cast("Any", spec.dtype),
