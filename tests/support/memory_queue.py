@@ -47,6 +47,9 @@ class MemoryQueue:
     def begin(self):
         pass
 
+    def stop(self):
+        pass
+
     def finish(self, info, arrays, *, within_s=0.0):
         return asyncio.ensure_future(self._finish(info, arrays))
 

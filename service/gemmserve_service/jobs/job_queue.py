@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 _SQL: Final = load_sql("jobs")
 _START_WITHIN_S: Final = 0.05  # nobody waits for it, and of a short job the end comes first and says the same
+_FEW_STARTS: Final = 8
+"""Starts that go with the next commit, whatever that is for; of more, most jobs end before long, and that says the
+same."""
 _AFTER_EVERY_ID: Final = "job_~"  # sorts after every id: the alphabet ends at z
 _REQUEST: Final[TypeAdapter[GemmJob | GemmReduceJob | ProgramJob]] = TypeAdapter(JobRequest)
 _STEPS: Final = TypeAdapter(list[StepInfo])
@@ -105,6 +108,9 @@ class JobQueue(Protocol):
     def begin(self) -> None:
         """Begin what still waits for company."""
 
+    def stop(self) -> None:
+        """Record what nobody waits for: the server stops."""
+
     async def succeeded(self, job_ids: Iterable[str]) -> list[tuple[JobInfo, GemmJob | GemmReduceJob | ProgramJob]]:
         """Return those of the jobs that have succeeded, with their requests."""
 
@@ -142,6 +148,7 @@ class SqliteQueue:
         self._ends: list[_End] = []
         self._ends_told: Callable[[Any, BaseException | None], None] | None = None
         """Callback of the write of those ends, which further ones may join while it waits."""
+        database.before_begin(self._record_few_starts)
 
     def insert(
         self, jobs: Sequence[NewJob], key: RememberedKey | None, *, within_s: float = 0.0
@@ -173,6 +180,10 @@ class SqliteQueue:
     def _wind(self) -> None:
         if self._starts_due is None and not self._recording:
             self._starts_due = asyncio.get_running_loop().call_later(_START_WITHIN_S, self._record_starts)
+
+    def _record_few_starts(self) -> None:
+        if len(self._starts) <= _FEW_STARTS:
+            self._record_starts()
 
     def _record_starts(self) -> None:
         """Record the starts of jobs that have not ended."""
@@ -206,6 +217,9 @@ class SqliteQueue:
 
     def begin(self) -> None:
         self._database.begin()
+
+    def stop(self) -> None:
+        self._record_starts()
 
     def requeued(self, info: JobInfo, crashes: int) -> asyncio.Future[Any]:
         self._starts.pop(info.id, None)
@@ -314,7 +328,6 @@ class SqliteQueue:
         return [_info(row) for row in rows]
 
     async def recover(self) -> tuple[list[Unfinished], list[RememberedKey]]:
-        self._record_starts()
         await self._database.write(lambda db: db.execute(_SQL["recover"]))
 
         def read(db: sqlite3.Connection) -> tuple[Sequence[sqlite3.Row], Sequence[sqlite3.Row]]:

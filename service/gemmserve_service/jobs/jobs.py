@@ -136,6 +136,7 @@ class Jobs(LiveJobs):
         if self.operands is not None:
             await self.operands.stop()
         self.recorder.stop()
+        self.queue.stop()
         if self._purge is not None:
             self._purge.cancel()
         while self._writes:

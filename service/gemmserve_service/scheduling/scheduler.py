@@ -74,7 +74,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class _Checked:
-    """What is known of a problem, for all tasks that compute it."""
+    """Facts of a problem that was checked, for all tasks that compute it."""
 
     problem: Problem
     workers: Sequence[Worker]
@@ -125,7 +125,7 @@ class Scheduler:
         self._dispatching = False
         """Whether `_dispatch` is about to be called."""
         self._checked: dict[int, _Checked] = {}
-        """What is known of problems that were checked last, by the problem's id: it is held, so nothing else has that.
+        """Facts of problems that were checked last, by the problem's id: it is held, so nothing else has that.
         """
         self._spent: dict[tuple[str, ServiceClass], tuple[float, float]] = {}
         """Seconds by which answers of this turn were off their estimates, and seconds of devices, by owner and class:

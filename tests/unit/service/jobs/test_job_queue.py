@@ -281,15 +281,44 @@ async def test_an_end_is_told_to_whoever_wants_no_future(queue, add):
     assert (await queue.get(info.id)).state == JobState.CANCELLED
 
 
-async def test_the_start_of_a_job_that_ends_at_once_is_not_recorded(database, store):
+@pytest.mark.parametrize(("count", "recorded"), [(8, 8), (9, 0)])
+async def test_starts_of_many_jobs_that_end_at_once_are_not_recorded(database, store, count, recorded):
     queue, statements = SqliteQueue(database, store), []
     await database.write(lambda db: db.set_trace_callback(statements.append))
-    info = JobInfo(id=new_id("job"), state=JobState.QUEUED, op="gemm", created_at=MOMENT, request={})
+    infos = [
+        JobInfo(id=new_id("job"), state=JobState.QUEUED, op="gemm", created_at=MOMENT, request={}) for _ in range(count)
+    ]
     request = GemmJob(op="gemm", a=new_id("arr"), b=new_id("arr")).model_dump_json()
-    insert = queue.insert([NewJob(info, request)], None)
-    queue.started(info.id, 1, MOMENT)
+    insert = queue.insert([NewJob(info, request) for info in infos], None)
+    for info in infos:
+        queue.started(info.id, 1, MOMENT)
     await insert
-    await queue.finish(moved(info, JobState.SUCCEEDED, finished_at=MOMENT, started_at=MOMENT), [])
-    assert not [statement for statement in statements if "state = 'running'" in statement]
-    found = await queue.get(info.id)
+    ended = [moved(info, JobState.SUCCEEDED, finished_at=MOMENT, started_at=MOMENT) for info in infos]
+    await asyncio.gather(*(queue.finish(info, []) for info in ended))
+    assert len([statement for statement in statements if "state = 'running'" in statement]) == recorded
+    found = await queue.get(infos[0].id)
     assert (found.state, found.started_at.timestamp()) == (JobState.SUCCEEDED, MOMENT.timestamp())
+
+
+async def test_starts_of_many_jobs_are_recorded_where_they_run_on(database, store):
+    queue = SqliteQueue(database, store)
+    infos = [
+        JobInfo(id=new_id("job"), state=JobState.QUEUED, op="gemm", created_at=MOMENT, request={}) for _ in range(20)
+    ]
+    request = GemmJob(op="gemm", a=new_id("arr"), b=new_id("arr")).model_dump_json()
+    await queue.insert([NewJob(info, request) for info in infos], None)
+    for info in infos:
+        queue.started(info.id, 1, MOMENT)
+
+    def running(db):
+        return db.execute("SELECT count(*) FROM jobs WHERE state = 'running'").fetchone()[0]
+
+    async with asyncio.timeout(60):
+        while await database.read(running) < len(infos):  # noqa: ASYNC110 (a table)
+            await asyncio.sleep(0.01)
+    for info in infos:
+        queue.started(info.id, 2, MOMENT)
+    queue.stop()
+    await database.stop()
+    with sqlite3.connect(database.path) as other:
+        assert other.execute("SELECT DISTINCT attempt FROM jobs").fetchall() == [(2,)]

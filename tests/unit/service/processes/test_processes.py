@@ -216,8 +216,6 @@ def test_a_worker_outlives_the_front_and_the_front_s_jobs_run_again(tmp_path, a)
     with server_on(tmp_path) as (server, http):
         job_id, worker = held_job(server, http, upload(http, a))
         waiting = submit(http, upload(http, a + 1))
-        running = http.get("/v1/jobs", params={"state": "running"}).json()["items"]  # has the start recorded by now
-        assert [each["id"] for each in running] == [job_id]
         front = stand_still(server.front().pid)
         # The supervisor keeps the listening socket: this connection waits for the next front.
         with socket.create_connection(("127.0.0.1", urlsplit(server.url).port), timeout=LONG_S) as connection:
