@@ -130,8 +130,8 @@ def message_of(name, **fields):
     params, arrays, order = CASES[name]
     out, view = place(np.full((M, N), np.nan, "f4", order))
     operands = {side: place(array)[0] for side, array in arrays.items()}
-    operands = {side: ref.model_copy(update={"cache_id": f"{name}-{side}"}) for side, ref in operands.items()}
-    return Run("t", params, "ours", operands, {"d": out.model_copy(update={"cache_id": f"{name}-d"})}, **fields), view
+    operands = {side: replace(ref, cache_id=f"{name}-{side}") for side, ref in operands.items()}
+    return Run("t", params, "ours", operands, {"d": replace(out, cache_id=f"{name}-d")}, **fields), view
 
 
 def opened(budget):
@@ -170,7 +170,7 @@ def reduction(share, *, overlapped, blocks=False, shuffle=None, failing=0):
     global FAILING
     params = GemmReduceParams(reduce=["sum", "absmax", "argmax"], axis="n")
     operands = {side: place(array)[0] for side, array in (("a", A), ("b", B))}
-    operands = {side: ref.model_copy(update={"cache_id": f"reduced-{side}"}) for side, ref in operands.items()}
+    operands = {side: replace(ref, cache_id=f"reduced-{side}") for side, ref in operands.items()}
     placed = {name: place(np.full(M, 9, dtype)) for name, dtype in (("sum", "f4"), ("absmax", "f4"), ("argmax", "i8"))}
     grid = grid_of(params, operands, RULE)
     if blocks:

@@ -317,7 +317,8 @@ class Runner:
             return None
         (part,) = message.parts
         form = self._forms.of(part.form)
-        if form.long:
+        stored = len(message.extents) > 1
+        if form.long or (stored and self.backend.read_counts() is not None):
             return None
         extents = []
         for name, path, capacity, start, _ in message.extents:
@@ -328,7 +329,7 @@ class Runner:
         product = None if row is None else form.product(row)
         if row is None or product is None:
             return None
-        if len(extents) > 1:
+        if stored:
             self._checkpoint()
         began = time.perf_counter()
         product(*row)
