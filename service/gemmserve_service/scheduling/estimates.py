@@ -1,7 +1,8 @@
 """Estimates of the seconds that a task keeps its device: a plain model, corrected by what the device has shown.
 
 Serves fair sharing, where a wrong estimate is set right when the time is known, and the watchdog, which takes many
-times the estimate. It chooses nothing: which algorithm runs is decided by the kernels' own, finer estimates.
+times the estimate. It chooses nothing: which algorithm runs is decided by the kernels' own, finer estimates. Of blocks
+of large products these are the model, from the first one on: how many of them a worker has at once depends on it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Estimates:
     def cautious_seconds(self, task: Task, worker: Worker) -> float:
         """Return seconds for the watchdog: at least the model's, however fast the device was with other products."""
         model_s, key = _model(task, worker)
-        return model_s * max(self._factors.get(key, 1.0), 1.0)
+        seconds = model_s * max(self._factors.get(key, 1.0), 1.0)
+        return seconds if task.whole is task else max(seconds, _plain_seconds(task, worker))
 
     def learn(self, task: Task, worker: Worker, timings: Timings) -> None:
         """Takes in what a task took."""
@@ -71,6 +73,11 @@ def _model(task: Task, worker: Worker) -> tuple[float, Key]:
 
 
 def _seconds(task: Task, worker: Worker) -> float:
+    found = None if worker.spec is None else task.model_seconds(worker.spec)
+    return _plain_seconds(task, worker) if found is None else found
+
+
+def _plain_seconds(task: Task, worker: Worker) -> float:
     cpu = worker.spec is None or worker.spec.kind == "cpu"
     rate, bandwidth, base = _CPU if cpu else _ACCELERATOR
     nbytes, flops = task.size
@@ -81,4 +88,5 @@ def _seconds(task: Task, worker: Worker) -> float:
 def _key(task: Task, worker: Worker) -> Key:
     chosen = task.plans.get(worker.device_class)
     algorithm = f"{chosen.algorithm}:{chosen.arithmetic}" if isinstance(chosen, Plan) else ""
-    return worker.device_class, f"{task.problem.dtype.char}:{algorithm}"
+    block = "" if task.whole is task else ":block"
+    return worker.device_class, f"{task.problem.dtype.char}:{algorithm}{block}"

@@ -189,6 +189,13 @@ class Task:
         """Return how that device would run it, or why it cannot."""
         return plan_of(self.problem, spec)
 
+    def model_seconds(self, spec: DeviceSpec) -> float | None:
+        """Return the seconds on that device, transfers included, by a finer model than that of `estimates`; None: there
+        is none.
+        """
+        del spec
+        return None
+
     def message(self, chosen: Plan, *, verify: bool) -> Work:
         """Return what a worker is sent, whose plan is `chosen`."""
         table = ExtentTable()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
 from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_kernels.problem.errors import OutOfDeviceMemory
 from gemmserve_service.errors import JobCancelled, describe
-from gemmserve_service.executor.protocol import BlockOf, Done
+from gemmserve_service.executor.protocol import BLOCKS_AHEAD, BlockOf, Done
 from gemmserve_service.executor.worker.blocks.answers import whole_answer
 from gemmserve_service.executor.worker.compilation import Compilation, CompilingBackend
 from gemmserve_service.executor.worker.memory.write_queue import Result
@@ -21,7 +23,7 @@ from gemmserve_service.executor.worker.unpack import Run
 from gemmserve_service.schemas import GemmParams, ProgramParams, Timings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     import numpy as np
 
@@ -530,7 +532,7 @@ class _GridTask(_Task):
         self._tell = ended
         self._grid = grid
         self._gridded: Gridded | None = None
-        self._order: Iterator[int] = iter(())
+        self._order: deque[int] = deque()
         self._under_way = 0
         self._dones: list[Done] = []
         self._error: BaseException | None = None
@@ -539,18 +541,19 @@ class _GridTask(_Task):
     def begin(self) -> None:
         """Put the first blocks into the pipeline, as many as there is room for."""
         plan = self.runner.backend.plan_blocks(self._grid)
-        self._order = iter(plan.order)
+        self._order = deque(plan.order)
         for _ in range(plan.windows):
             self._put()
 
     def _put(self) -> None:
         """Put the next block into the pipeline, if there is one and none has failed."""
         with self._lock:
-            index = None if self._error is not None else next(self._order, None)
-            if index is None:
+            if self._error is not None or not self._order:
                 return
+            index = self._order.popleft()
+            ahead = tuple(islice(self._order, BLOCKS_AHEAD))
             self._under_way += 1
-        block = BlockOf(parent=self.name, sides=self._grid.sides, index=index)
+        block = BlockOf(parent=self.name, sides=self._grid.sides, index=index, ahead=ahead)
         message = replace(self.message, block=block)
         assert not isinstance(message.params, ProgramParams)
         task = _BlockTask(self._lane, message, message.params, lambda: self._work(block))

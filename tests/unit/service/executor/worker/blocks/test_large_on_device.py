@@ -104,3 +104,21 @@ def test_planes_are_made_in_strips_where_that_leaves_room_for_panels(all_cases) 
         assert case["uploaded"] == case["planned"]
     plain = {case["bits"] for case in all_cases if case["case"] == "plain" and case["fits"]}
     assert {case["bits"] for case in found} == plain
+
+
+def test_panels_are_the_last_to_go_where_memory_is_short(all_cases) -> None:
+    """A block that finds too little memory has copies dropped first, then half of the panels that no block uses, then
+    all of these, and only then every panel, each of which is brought for its block alone from then on.
+    """
+    found = [case for case in all_cases if case["case"] == "short"]
+    assert [case["count"] for case in found] == list(range(6))
+    for case in found:
+        assert case["answers"] == ["done"]
+        assert case["calls"] == case["blocks"] + case["count"]
+        assert case["used"] == 0
+        assert case["peak"] <= case["budget"]
+    assert len({case["bits"] for case in found}) == 1
+    alone, copies, idle, least, none = (case["uploaded"] for case in found[1:])
+    assert alone == copies == found[0]["planned"], "panels stay"
+    assert copies < idle < least < none
+    assert none > 0.9 * found[0]["pair"] * found[0]["blocks"]

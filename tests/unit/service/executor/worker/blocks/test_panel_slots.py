@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from gemmserve_kernels.blocks.grid import Grid
 from gemmserve_kernels.blocks.memory_plan import plan_memory
 from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_service.executor.worker.blocks.panel_slots import PanelSlots, PanelUse
+from gemmserve_service.executor.worker.blocks.panels_ahead import PanelsAhead
 
 WAIT_S = 60
 
@@ -122,3 +124,165 @@ def test_windows_are_lent_as_long_as_there_are_any() -> None:
     slots.close()
     slots.give_window(second)
     assert slots.take_window(8) is None
+
+
+# -- ahead of the blocks --------------------------------------------------------------------------------------------
+
+PANEL, WINDOW = 16 * 64 * 8, 16 * 16 * 8
+
+
+@pytest.fixture
+def make_slots():
+    """Slots of a grid of 4 x 4 blocks, for so many panels and three windows; what was brought ahead, in its order."""
+    made = []
+
+    def make(panels):
+        square = Operand.contiguous((64, 64), np.dtype("f8"))
+        grid = Grid.with_sides(GemmProblem.build(square, square), (16, 16, 1))
+        least = plan_memory(grid, DeviceSpec.cpu(), 0)
+        budget = least.needed_bytes + (panels - 2) * PANEL + 2 * WINDOW
+        plan = plan_memory(grid, DeviceSpec.cpu(), budget)
+        slots = PanelSlots(grid, plan, bytearray, lambda memory, _: memory, windows=3)
+        assert (slots.plan.fits, slots.plan.windows) == (True, 3)
+        ahead = PanelsAhead(lambda: None)
+        ahead.follow(slots)
+        made.append(slots)
+        return slots, []
+
+    yield make
+    for slots in made:
+        slots.close()
+
+
+def bringing(slots, brought):
+    def bring(side, index, memory):
+        assert memory is not None
+        brought.append((side, slots.grid.panel(side, index)))
+
+    return bring
+
+
+def planned(slots, *, computed=-1):
+    """Panels, in their order, whose slots are free once so many blocks are computed."""
+    found = []
+    for upload in slots.plan.uploads:
+        if upload.after > computed:
+            break
+        found.append((upload.side, upload.panel))
+    return found
+
+
+def until(condition):
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("panels", [8, 7, 6, 5, 4, 3, 2])
+def test_panels_come_ahead_in_the_order_of_the_plan_as_soon_as_their_slots_are_free(make_slots, panels) -> None:
+    """The first block begins after one panel of each operand; every other panel is there, or on its way, before its
+    block asks for it, and comes when the block that had its slot is computed: not before, and without being asked for.
+    """
+    slots, brought = make_slots(panels)
+    order = slots.plan.order
+    for position, index in enumerate(order):
+        slots.expect(order[position:], bringing(slots, brought))
+        until(lambda position=position: len(brought) >= len(planned(slots, computed=position - 1)))
+        assert brought == planned(slots, computed=position - 1), position
+        for pin in [slots.take(side, index, refuse, waits=True) for side in ("a", "b")]:
+            pin.release()  # it is computed
+    assert brought == [(upload.side, upload.panel) for upload in slots.plan.uploads]
+    assert brought[:2] == [("a", 0), ("b", 0)]
+    assert slots.uploaded_bytes == slots.plan.uploaded_bytes
+
+
+def test_a_block_that_was_not_expected_goes_first(make_slots) -> None:
+    """Panels that came ahead give way to it, which nobody waits for: their blocks bring them again."""
+    slots, brought = make_slots(2)
+    first, _second, *_ = slots.plan.order
+    slots.expect([first], bringing(slots, brought))
+    until(lambda: len(brought) == 2)
+    other = next(i for i in slots.plan.order if not {slots.grid.panel(s, i) for s in "ab"} & {0})
+    slots.expect([other], bringing(slots, brought))
+    until(lambda: len(brought) == 4)
+    for side in ("a", "b"):
+        slots.take(side, other, refuse, waits=True).release()
+        slots.take(side, first, lambda memory: None, waits=True).release()
+    assert slots.uploads == 6
+
+
+def test_who_may_not_wait_stops_what_comes_ahead(make_slots) -> None:
+    slots, brought = make_slots(2)
+    order = slots.plan.order
+    held = [slots.take(side, order[0], lambda memory: None, waits=True) for side in ("a", "b")]
+    slots.expect(order[1:], bringing(slots, brought))
+    slots.take("a", order[0], refuse, waits=False).release()
+    for pin in held:
+        pin.release()
+    time.sleep(0.02)
+    assert not brought
+    slots.expect(order[1:], bringing(slots, brought))
+    until(lambda: brought)
+
+
+def test_a_panel_that_could_not_be_brought_ahead_is_brought_by_its_block(make_slots) -> None:
+    slots, brought = make_slots(8)
+    tried = threading.Event()
+
+    def fail(*_):
+        tried.set()
+        raise OSError("gone")
+
+    slots.expect(slots.plan.order, fail)
+    assert tried.wait(WAIT_S)
+    pin = slots.take("a", slots.plan.order[0], brought.append, waits=True)
+    assert brought == [pin.array]
+    pin.release()
+
+
+def test_nothing_is_read_any_more_once_they_are_closed(make_slots) -> None:
+    slots, _ = make_slots(8)
+    begun, go_on, ended = threading.Event(), threading.Event(), []
+
+    def bring(*_):
+        begun.set()
+        go_on.wait(WAIT_S)
+        ended.append("bring")
+
+    slots.expect(slots.plan.order, bring)
+    assert begun.wait(WAIT_S)
+    closes = threading.Thread(target=lambda: (slots.close(), ended.append("close")))
+    closes.start()
+    closes.join(0.05)
+    assert not ended
+    go_on.set()
+    closes.join(WAIT_S)
+    assert ended == ["bring", "close"]
+
+
+# -- too little memory ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_let_go_first_is_what_no_block_uses_and_is_needed_last(make_slots) -> None:
+    slots, _ = make_slots(8)
+    assert slots.plan.slots == (4, 4)
+    order = slots.plan.order
+    for index in order[:4]:  # two panels of each
+        for side in ("a", "b"):
+            slots.take(side, index, lambda memory: None, waits=True).release()
+    held = [slots.take(side, order[3], refuse, waits=True) for side in ("a", "b")]
+    lent = slots.take_window(WINDOW)
+    assert slots.shrink() == 2 * WINDOW + 2 * 2 * PANEL, "half of three, the empty ones, and windows that nobody has"
+    slots.give_window(lent)
+    assert slots.take_window(WINDOW) is None
+    for side in ("a", "b"):
+        for index in order[:4]:
+            slots.take(side, index, refuse, waits=True).release()
+    assert slots.shrink(least=True) == 2 * PANEL
+    for side, pin in zip(("a", "b"), held, strict=True):
+        slots.take(side, order[3], refuse, waits=True).release()
+        pin.release()
+        pin = slots.take(side, order[4], lambda memory: None, waits=True)  # noqa: PLW2901
+        pin.release()
+    assert slots.shrink(least=True) == 0, "one of each stays"
