@@ -7,6 +7,7 @@ Prints one JSON object a case.
 import gc
 import hashlib
 import json
+import logging
 import pathlib
 import sys
 import tempfile
@@ -307,12 +308,21 @@ def short(count):
     plan = backend.plan_blocks(grid)
     CALLS[0] = 0
     SHORT[:] = range(6, 6 + count)
+    said = []
+    heard = logging.Handler()
+    heard.emit = lambda record: said.append(record.getMessage())
+    logger = logging.getLogger("gemmserve_service.executor.worker")
+    logger.addHandler(heard)
+    logger.setLevel(logging.DEBUG)
     answers = run(backend, [message], overlapped=True)
+    logger.removeHandler(heard)
+    logger.setLevel(logging.NOTSET)
     print(json.dumps({
         "case": "short", "count": count, "answers": [answer.kind for answer in answers], "calls": CALLS[0],
         "blocks": grid.count, "bits": hashlib.sha256(bytes(view)).hexdigest(), "uploaded": UPLOADED[0],
         "planned": plan.uploaded_bytes, "pair": sum(plan.slot_bytes), "slots": plan.slots,
         "used": backend.copies.resident.used, "peak": ACCOUNT.peak, "budget": int(WHOLE * 0.6),
+        "order": plan.order, "log": "\n".join(said) if not count else "", "h2d_s": answers[0].timings.h2d_s,
     }), flush=True)  # fmt: skip
     SHORT.clear()
 

@@ -473,12 +473,17 @@ class _ProductTask(_Task):
     def _stage(self, step: Callable[[], None]) -> None:
         if self._timings is not None:
             return
+        block = self.message.block if log.isEnabledFor(logging.DEBUG) else None
+        began = time.perf_counter()
         try:
             with interruptible(self._checkpoint):
                 step()
         except self._backend.out_of_memory as error:
             log.info("task %s waits for memory: %s", self.name, error)
         else:
+            if block is not None:
+                seconds = began, time.perf_counter()
+                log.debug("block %s/%d: %s from %.4f to %.4f", block.parent, block.index, step.__name__, *seconds)
             return
         if self._lane.express:
             raise NoRoomBesideError

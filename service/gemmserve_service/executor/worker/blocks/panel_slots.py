@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import partial
@@ -41,7 +42,7 @@ _NEVER: Final = 1 << 62
 class _Slot:
     """Memory of one panel at a time."""
 
-    __slots__ = ("array", "memory", "panel", "pins", "ready", "taken")
+    __slots__ = ("array", "memory", "panel", "pins", "ready", "seconds", "taken")
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
@@ -50,15 +51,20 @@ class _Slot:
         """The panel, once it is `ready`."""
         self.ready = False
         self.pins = 0
+        self.seconds = 0.0
+        """For which it was brought, until the first block that has it counts them."""
         self.taken = 0
         """Number of the last use that began."""
 
 
 class Pin:
-    """A panel in use: `array` stays what it is until `release`, which may be called again."""
+    """A panel in use: `array` stays what it is until `release`, which may be called again. `seconds`: that it took to
+    be brought, ahead of this use perhaps; 0 where an earlier one has counted them.
+    """
 
-    def __init__(self, slots: PanelSlots, slot: _Slot | None, array: Any) -> None:
+    def __init__(self, slots: PanelSlots, slot: _Slot | None, array: Any, seconds: float) -> None:
         self.array = array
+        self.seconds = seconds
         self._slots = slots
         self._slot = slot
 
@@ -170,7 +176,7 @@ class PanelSlots:
         while (found := self._next_ahead()) is not None:
             slot, side, index, bring = found
             try:
-                self._fill(slot, side, index, partial(bring, side, index))
+                self._fill(slot, side, index, partial(bring, side, index), ahead=True)
             except Exception as error:  # whoever needs it finds the same, and says so
                 log.warning("a panel could not be brought ahead: %s", error)
                 with self._changed:
@@ -221,8 +227,13 @@ class PanelSlots:
     def _claim(self, slot: _Slot, panel: int) -> None:
         slot.panel, slot.array, slot.ready, slot.pins = panel, None, False, 1
 
-    def _fill(self, slot: _Slot | None, side: Side, index: int, fill: Callable[[Any], None]) -> Any:
-        """Bring a panel to a slot that is taken for it, or beside all; the slot is empty if that fails."""
+    def _fill(
+        self, slot: _Slot | None, side: Side, index: int, fill: Callable[[Any], None], *, ahead: bool = False
+    ) -> tuple[Any, float]:
+        """Bring a panel to a slot that is taken for it, or beside all, and return it with the seconds that it took,
+        which the slot keeps of one that comes `ahead`; the slot is empty if that fails.
+        """
+        began = time.perf_counter()
         problem = self.grid.problem
         operand = problem.a if side == "a" else problem.b
         layout = panel_operand(operand, self.grid.operand_panel(side, index))
@@ -235,13 +246,15 @@ class PanelSlots:
                     slot.panel, slot.pins = None, slot.pins - 1
                     self._changed.notify_all()
             raise
+        seconds = time.perf_counter() - began
+        log.debug("panel %s%d: up from %.4f to %.4f", side, self.grid.panel(side, index), began, began + seconds)
         with self._changed:
             if slot is not None:
-                slot.array, slot.ready = array, True
+                slot.array, slot.ready, slot.seconds = array, True, seconds if ahead else 0.0
             self.uploads += 1
             self.uploaded_bytes += layout.nbytes
             self._changed.notify_all()
-        return array
+        return array, seconds
 
     def take(self, side: Side, index: int, fill: Callable[[Any], None], *, waits: bool) -> Pin:
         """Return the panel of A or B that a block needs, brought by `fill(array)` where it is not here.
@@ -254,8 +267,11 @@ class PanelSlots:
             self._hold()
         slot, found = self._slot_for(side, index, waits)
         if found and slot is not None:
-            return Pin(self, slot, slot.array)
-        return Pin(self, slot, self._fill(slot, side, index, fill))
+            with self._changed:
+                seconds, slot.seconds = slot.seconds, 0.0
+            return Pin(self, slot, slot.array, seconds)
+        array, seconds = self._fill(slot, side, index, fill)
+        return Pin(self, slot, array, seconds)
 
     def take_window(self, nbytes: int) -> Any | None:
         """Return memory for a block's result, to be given back; None where there is none ready, or not so much."""

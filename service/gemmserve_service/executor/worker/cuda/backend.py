@@ -426,20 +426,24 @@ class DeviceProduct:
 
     def _bring(self, *, waits: bool = False) -> None:
         """See `load`; without waiting for whoever may come behind this one, panels take memory beside the slots."""
-        began = time.perf_counter()
         self._checkpoint()
         try:
             self._there = {name: self._load(operand, waits) for name, operand in self._operands.items()}
         except BaseException:
             self.release()
             raise
-        self.timings.h2d_s += time.perf_counter() - began
 
     def _load(self, operand: HostArray, waits: bool) -> Any:
+        """Return an operand on the device; of a panel the seconds for which it came count, whoever waited for it."""
+        began = time.perf_counter()
         if operand.panel is None:
-            return self._copies.load(operand)
-        self._pins.append(self._copies.load_panel(operand, operand.panel, waits=waits))
-        return self._pins[-1].array
+            found = self._copies.load(operand)
+            self.timings.h2d_s += time.perf_counter() - began
+            return found
+        pin = self._copies.load_panel(operand, operand.panel, waits=waits)
+        self._pins.append(pin)
+        self.timings.h2d_s += pin.seconds
+        return pin.array
 
     def compute(self) -> None:
         """Enqueue the product on the current stream; the operands are loaded first, if they are not there."""

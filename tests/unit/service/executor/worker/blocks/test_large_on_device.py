@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.load.block_trace import last_product
 
 SCRIPT = Path(__file__).parents[5] / "support" / "large_product_script.py"
 
@@ -122,3 +123,21 @@ def test_panels_are_the_last_to_go_where_memory_is_short(all_cases) -> None:
     assert alone == copies == found[0]["planned"], "panels stay"
     assert copies < idle < least < none
     assert none > 0.9 * found[0]["pair"] * found[0]["blocks"]
+
+
+def test_the_log_says_when_each_block_was_at_which_stage(all_cases) -> None:
+    """At level debug: what the load test keeps of it."""
+    case = next(case for case in all_cases if case["case"] == "short")
+    lines = last_product(case["log"])
+    blocks = {int(line.split()[1].rstrip(":")): line for line in lines if line.startswith("block")}
+    assert list(blocks) == case["order"]
+    for line in blocks.values():
+        spans = [part.split() for part in line.partition(": ")[2].split(", ")]
+        assert [stage for stage, _ in spans] == ["load", "compute", "finish", "store"]
+        times = [float(time) for _, span in spans for time in span.split("-")]
+        assert times == sorted(times)
+    panels = [line.split()[1].rstrip(":") for line in lines if line.startswith("panel")]
+    assert sorted(panels) == sorted(
+        f"{side}{number}" for side, count in (("a", 5), ("b", 6)) for number in range(count)
+    )
+    assert case["h2d_s"] > 0
