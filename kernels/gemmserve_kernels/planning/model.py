@@ -5,7 +5,8 @@ come in turns, so that a share x of the bytes opens x² of the blocks: with T_c 
 the uploads the device waits max(head, T_u² / (4 T_c)) in all where T_u <= 2 T_c, and T_u - T_c otherwise; the head is
 the first pair of panels. The last window goes to the host afterwards. The same holds for what comes from other nodes.
 On one device, and where panels stream because memory is short, the way that a worker plans is followed from panel to
-panel instead (`timeline`), with planes made in strips where it makes them so. What a link, the host's memory or the network has to carry in all is a floor of the time.
+panel instead (`timeline`), with planes made in strips where it makes them so. What a link, the host's memory or the
+network has to carry in all is a floor of the time.
 
 Nodes hold operands and result in equal parts where they are `spread`; else the first node has them, sends each other
 node what it needs, and takes the results.

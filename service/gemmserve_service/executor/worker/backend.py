@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.blocks.memory_plan import MemoryPlan
     from gemmserve_kernels.device.element_counts import Reading
     from gemmserve_service.executor.worker.batches import Products
-    from gemmserve_service.executor.worker.blocks.gridded import Gridded
-    from gemmserve_service.executor.worker.blocks.panel_slots import PanelSlots, PanelUse
+    from gemmserve_service.executor.worker.blocks.panel_slots import PanelSlots, PanelUse, Side
     from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.programs import Value
     from gemmserve_service.schemas import StepParams, Timings, View
@@ -147,7 +146,7 @@ class DeviceBackend(Protocol):
         for; None: there is no room for a pair of them.
         """
 
-    def bring_ahead(self, slots: PanelSlots, gridded: Gridded, indices: Sequence[int]) -> None:
+    def bring_ahead(self, slots: PanelSlots, indices: Sequence[int], operand: Callable[[Side, int], HostArray]) -> None:
         """Bring panels of blocks that will probably come, in that order, as soon as their slots are free."""
 
     def close_panels(self, parent: str) -> None:

@@ -35,7 +35,7 @@ def test_a_panel_waits_for_the_block_that_has_its_slot() -> None:
 
 
 def test_without_panels_ahead_each_is_asked_for_by_a_block_that_was_sent() -> None:
-    """Block 2 is sent when block 0 is at the host and answered, at 10 + 20 + 2 + 1, of which the link knows first then."""
+    """Block 2 is sent when block 0 is at the host and answered, at 10 + 20 + 2 + 1: its panel comes then."""
     there = uploads((-1, 0), (-1, 2))
     late = timeline(there, [20.0, 1.0, 1.0], 4, WAY, pace=Pace(sent=2, ahead=0, answer_s=1.0))
     assert late == pytest.approx(33 + 10 + 1 + 2)

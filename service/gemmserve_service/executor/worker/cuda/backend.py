@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.device.element_counts import Reading
     from gemmserve_service.executor.protocol import Kind
     from gemmserve_service.executor.worker.backend import Values
-    from gemmserve_service.executor.worker.blocks.gridded import Gridded
-    from gemmserve_service.executor.worker.blocks.panel_slots import Pin
+    from gemmserve_service.executor.worker.blocks.panel_slots import Pin, Side
     from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.executor.worker.memory.host_arena import ArenaFile
     from gemmserve_service.schemas import DeviceHealth, Elements, ProgramParams, StepParams
@@ -234,8 +233,8 @@ class CupyBackend:
             self._panels = _Panels(parent, grid, slots, plan.peak_bytes)
             return slots
 
-    def bring_ahead(self, slots: PanelSlots, gridded: Gridded, indices: Sequence[int]) -> None:
-        slots.expect(indices, lambda side, index, array: self.copies.fill(array, gridded.panel(side, index)))
+    def bring_ahead(self, slots: PanelSlots, indices: Sequence[int], operand: Callable[[Side, int], HostArray]) -> None:
+        slots.expect(indices, lambda side, index, array: self.copies.fill(array, operand(side, index)))
         self._ahead.follow(slots)
 
     def close_panels(self, parent: str) -> None:
