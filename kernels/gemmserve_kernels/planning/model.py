@@ -26,7 +26,7 @@ from gemmserve_kernels.blocks.grid import SIDE, Grid, GridRule
 from gemmserve_kernels.blocks.workspace import block_seconds
 from gemmserve_kernels.planning.memory import Memory as DeviceMemory
 from gemmserve_kernels.planning.memory import Share, least_bytes, planned_memory, worker_bytes, worker_plan
-from gemmserve_kernels.planning.rates import flops_of, product_plan, traffic
+from gemmserve_kernels.planning.rates import Way, flops_of, product_plan, traffic
 from gemmserve_kernels.planning.timeline import Pace, timeline
 from gemmserve_kernels.problem.errors import ParameterInvalid
 from gemmserve_kernels.problem.operand import Operand
@@ -356,6 +356,8 @@ def _followed(
     own plan; None where the model has to do.
     """
     way = rates.way(hosts.memory, hosts.devices)
+    if hosts.memory == "pageable" and rates.stored is not None:
+        way = Way(min(way.up, rates.stored.up), min(way.down, rates.stored.down))
     if math.isinf(way.up) or hosts.peers or (hosts.count > 1 and memory.streams is None):
         return None
     if max(share.grid) > _MOST_FOLLOWED:
