@@ -396,10 +396,9 @@ def streamed(stage):
             ids = stage.clients[0].ask(PATIENCE_S, url=server.url, count=0, ids=[], **work)["ids"]
         os.sync()  # so that no product is computed beside the writing of its operands
         for budget in stage.sizes.budgets:
-            variables = {"GEMMSERVE_LOG_LEVEL": "debug"}  # which says when each block was at which stage
-            if budget is not None:
-                variables["GEMMSERVE_DEVICE_MEMORY_BYTES"] = str(budget)
-            with serving(device, stage.folder, data=data, **variables) as server:
+            variables = {} if budget is None else {"GEMMSERVE_DEVICE_MEMORY_BYTES": str(budget)}
+            told = ("--log-level", "debug")  # when each block was at which stage
+            with serving(device, stage.folder, *told, data=data, **variables) as server:
                 settled(server)
                 with Gauges(server) as gauges:
                     answer = stage.clients[0].ask(PATIENCE_S, url=server.url, count=STREAMED, ids=ids, **work)
