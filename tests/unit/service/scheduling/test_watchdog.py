@@ -87,11 +87,19 @@ def test_who_was_stopped_himself_blames_nobody(dog, worker, fake):
     assert len(fake.killed) == 1
 
 
+def product(dtype):
+    """A product as estimates know it."""
+    task = SimpleNamespace(size=(1 << 20, 10**10), plans={}, models={}, problem=SimpleNamespace(dtype=np.dtype(dtype)))
+    task.whole = task
+    task.model_seconds = lambda _: None
+    return task
+
+
 def test_estimates_follow_what_was_measured_and_the_cautious_ones_only_upwards(fake):
     fake.owner = SimpleNamespace(worker_ready=lambda _: None)
     fake.hello()
     worker = fake.fleet["cpu"]
-    task = SimpleNamespace(size=(1 << 20, 10**10), plans={}, models={}, problem=SimpleNamespace(dtype=np.dtype("c8")))
+    task = product("c8")
     estimates = Estimates()
     model = estimates.seconds(task, worker)
     assert 1 < model < 10
@@ -102,7 +110,7 @@ def test_estimates_follow_what_was_measured_and_the_cautious_ones_only_upwards(f
     for _ in range(50):
         estimates.learn(task, worker, Timings(kernel_s=model * 16))
     assert estimates.cautious_seconds(task, worker) == pytest.approx(model * 16, rel=0.01)
-    other = SimpleNamespace(size=(1 << 20, 10**10), plans={}, models={}, problem=SimpleNamespace(dtype=np.dtype("c16")))
+    other = product("c16")
     assert estimates.seconds(other, worker) == model, "another dtype is another matter"
     estimates.learn(task, worker, Timings())
     assert math.isfinite(estimates.seconds(task, worker))
