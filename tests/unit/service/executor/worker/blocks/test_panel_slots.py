@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import random
 import threading
 import time
 
@@ -286,3 +288,65 @@ def test_what_is_let_go_first_is_what_no_block_uses_and_is_needed_last(make_slot
         pin = slots.take(side, order[4], lambda memory: None, waits=True)  # noqa: PLW2901
         pin.release()
     assert slots.shrink(least=True) == 0, "one of each stays"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_blocks_in_any_order_find_their_panels_whatever_comes_ahead(seed) -> None:
+    """Two blocks at once, some of them not those that were expected, slots that go meanwhile, panels beside them:
+    nobody waits for ever, and what a block reads is its panel.
+    """
+    chance = random.Random(seed)
+    square = Operand.contiguous((64, 64), np.dtype("f8"))
+    grid = Grid.with_sides(GemmProblem.build(square, square), (16, 16, 1))
+    budget = plan_memory(grid, DeviceSpec.cpu(), 0).needed_bytes + chance.randrange(7) * PANEL
+    plan = plan_memory(grid, DeviceSpec.cpu(), budget)
+    slots = PanelSlots(
+        grid, plan, lambda nbytes: np.empty(nbytes, np.uint8), lambda memory, layout: memory[: layout.nbytes]
+    )
+
+    def bring(side, index, array):
+        if chance.random() < 0.1:
+            raise OSError("gone")
+        array[:] = grid.panel(side, index)
+
+    ahead = PanelsAhead(lambda: None)
+    ahead.follow(slots)
+    order = list(plan.order)
+    for _ in range(chance.randrange(4)):
+        order.insert(chance.randrange(16), order.pop(chance.randrange(16)))
+    computing: queue.Queue = queue.Queue(2)
+    wrong = []
+
+    def compute():
+        while (found := computing.get()) is not None:
+            index, pins = found
+            if chance.random() < 0.3:
+                time.sleep(0.001)
+            wrong.extend(index for side, pin in pins if (pin.array != grid.panel(side, index)).any())
+            for _, pin in pins:
+                pin.release()
+
+    computes = threading.Thread(target=compute, daemon=True)
+    computes.start()
+
+    def load():
+        for place, index in enumerate(order):
+            if chance.random() < 0.9:
+                slots.expect(order[place : place + 5], bring)
+            pins = []
+            for side in ("a", "b"):
+                fill = fill_with(grid.panel(side, index))
+                pins.append((side, slots.take(side, index, fill, waits=chance.random() < 0.9)))
+            computing.put((index, pins))
+            if chance.random() < 0.1:
+                slots.shrink(least=chance.random() < 0.5)
+        computing.put(None)
+
+    loads = threading.Thread(target=load, daemon=True)
+    loads.start()
+    loads.join(WAIT_S)
+    computes.join(WAIT_S)
+    assert not loads.is_alive()
+    assert not computes.is_alive()
+    slots.close()
+    assert not wrong
