@@ -173,20 +173,32 @@ class PanelSlots:
         """Bring panels of the blocks that are expected, one after the other, until this is closed. A panel takes the
         place that it would have if its block asked for it, once no block before that one needs what is there.
         """
-        while (found := self._next_ahead()) is not None:
-            slot, side, index, bring = found
-            try:
-                self._fill(slot, side, index, partial(bring, side, index), ahead=True)
-            except Exception as error:  # whoever needs it finds the same, and says so
-                log.warning("a panel could not be brought ahead: %s", error)
-                with self._changed:
-                    self._expected = []
-            else:
-                self.unpin(slot)
-            finally:
-                with self._changed:
-                    self._bringing = False
-                    self._changed.notify_all()
+        while self._bring_next():
+            pass
+
+    def _bring_next(self) -> bool:
+        """Bring the next panel; False: this is closed. Whoever waits for the end finds no slot held here any more."""
+        found = self._next_ahead()
+        if found is None:
+            return False
+        try:
+            self._bring_to(*found)
+        finally:
+            del found
+            with self._changed:
+                self._bringing = False
+                self._changed.notify_all()
+        return True
+
+    def _bring_to(self, slot: _Slot, side: Side, index: int, bring: Callable[[Side, int, Any], None]) -> None:
+        try:
+            self._fill(slot, side, index, partial(bring, side, index), ahead=True)
+        except Exception as error:  # whoever needs it finds the same, and says so
+            log.warning("a panel could not be brought ahead: %s", error)
+            with self._changed:
+                self._expected = []
+        else:
+            self.unpin(slot)
 
     def _hold(self) -> None:
         """Bring nothing ahead before other blocks are expected; return when nothing is under way."""
@@ -199,16 +211,25 @@ class PanelSlots:
         """Wait for the next panel that may come; return its slot, taken for it; None once this is closed."""
         with self._changed:
             while not self._closed:
-                found = self._missing()
-                if found is not None:
-                    side, index = found
-                    slot = self._victim(side, self._positions[index])
-                    if slot.pins == 0 and slot.panel not in self._needed(side, index):
-                        self._claim(slot, self.grid.panel(side, index))
-                        self._bringing = True
-                        return slot, side, index, self._bring
-                self._changed.wait()
+                if (found := self._claim_ahead()) is not None:
+                    self._bringing = True
+                    return (*found, self._bring)
+                self._changed.wait()  # holding no slot, which may be let go meanwhile
         return None
+
+    def _claim_ahead(self) -> tuple[_Slot, Side, int] | None:
+        """Take a slot for the first panel that is not here; None: there is none, or no block before may miss what is in
+        its slot.
+        """
+        missing = self._missing()
+        if missing is None:
+            return None
+        side, index = missing
+        slot = self._victim(side, self._positions[index])
+        if slot.pins or slot.panel in self._needed(side, index):
+            return None
+        self._claim(slot, self.grid.panel(side, index))
+        return slot, side, index
 
     def _missing(self) -> tuple[Side, int] | None:
         """Return side and block of the first panel that is not here."""

@@ -6,6 +6,7 @@ import queue
 import random
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -261,6 +262,41 @@ def test_nothing_is_read_any_more_once_they_are_closed(make_slots) -> None:
     go_on.set()
     closes.join(WAIT_S)
     assert ended == ["bring", "close"]
+
+
+class Memory:
+    """Something that can be seen to go."""
+
+
+@pytest.mark.parametrize(("closes", "more"), [(True, 1 << 40), (True, 2 * PANEL), (False, 1 << 40)])
+def test_memory_of_panels_that_came_ahead_goes_with_them(closes, more) -> None:
+    """At once: what is opened next may need it."""
+    square = Operand.contiguous((64, 64), np.dtype("f8"))
+    grid = Grid.with_sides(GemmProblem.build(square, square), (16, 16, 1))
+    made = []
+
+    def allocate(_):
+        memory = Memory()
+        made.append(weakref.ref(memory))
+        return memory
+
+    budget = plan_memory(grid, DeviceSpec.cpu(), 0).needed_bytes + more
+    slots = PanelSlots(grid, plan_memory(grid, DeviceSpec.cpu(), budget), allocate, lambda memory, _: memory)
+    PanelsAhead(lambda: None).follow(slots)
+    brought = []
+    slots.expect(slots.plan.order, bringing(slots, brought))
+    until(lambda: len(brought) == len(made))
+    if closes:
+        time.sleep(0.02)  # for whoever waits for a slot
+        slots.close()
+        assert not [memory for memory in made if memory() is not None]
+        return
+    until(lambda: slots.uploads == 8)
+    slots.expect([], refuse)
+    slots.take("a", slots.plan.order[0], refuse, waits=False).release()  # nothing is under way
+    slots.shrink(least=True)
+    assert len([memory for memory in made if memory() is not None]) == 2
+    slots.close()
 
 
 # -- too little memory ----------------------------------------------------------------------------------------------
