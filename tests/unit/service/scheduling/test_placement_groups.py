@@ -410,7 +410,8 @@ async def test_long_tasks_of_others_do_not_wait_for_express_ones_that_cannot_run
         seconds[f"short{number}"] = 0.004
         await submit(lanes, f"short{number}", owner="emil")
     for _ in range(8):
-        assert (running := fake.running())
+        running = fake.running()
+        assert running
         fake.done(task=running[0])
     assert lanes.queue.waiting("lara") == 0
 
