@@ -1,12 +1,13 @@
 """Cuts a newer cuBLAS down to one GPU architecture, so that it can be carried to a machine without a network.
 
+    pip download --no-deps nvidia-cublas
     python benchmarks/device/cut_rival.py nvidia_cublas-13.10.0.20-....whl --arch 90 --output .rival --parts 3
 
-Of the wheel's 444 MB most is machine code of other architectures. Its payloads become zeros where they lie: nothing moves,
-and the driver picks what it does anyway. Both libraries get names of their own (`libcublas` becomes `librivals`), so that
-they are loaded beside those that CuPy has. What is left goes through tar and xz, 119 MiB of sm_90, into files of one size
-that rival.sh puts together again. Code lies in three kinds of section: fat binaries (`.nv_fatbin`, `.cask_resource`), whose
-entries say what they are for, and cubins by themselves, each a frame of zstd (`.ldata`).
+Of the wheel's 444 MB most is machine code of other architectures. Its payloads become zeros where they lie: nothing
+moves, and the driver picks what it does anyway. Both libraries get names of their own (`libcublas` becomes
+`librivals`), so that they are loaded beside those that CuPy has. What is left goes through tar and xz, into files of
+one size that rival.sh puts together again. Code lies in three kinds of section: fat binaries (`.nv_fatbin`,
+`.cask_resource`), whose entries say what they are for, and cubins by themselves, each a frame of zstd (`.ldata`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ FATBIN, ENTRY_CUBIN = 0xBA55ED50, 2
 FRAME = b"\x28\xb5\x2f\xfd"
 FAT_SECTIONS, FRAME_SECTIONS = (".nv_fatbin", ".cask_resource"), (".ldata",)
 NEW_ABI = 8
-"""Cubins from this version of the ABI on have the architecture in the second byte of their flags, before in the first."""
+"""From this version of the ABI on cubins have the architecture in their flags' second byte, before in the first."""
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 27}]
 
 

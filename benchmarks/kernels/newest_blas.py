@@ -2,9 +2,9 @@
 that it emulates on the tensor cores.
 
 `GEMMSERVE_RIVAL_CUBLAS` is the path of the library (`librivals.so.13` of benchmarks/device/cut_rival.py, its
-libcublasLt beside it): under a name of its own it lives in one process with CuPy's. Without the variable there is no such
-rival. Numbers are those of cublas_api.h (13.10) and of library_types.h (CUDA 13.0). Run as a script it says which version
-that is, for which no device is needed.
+libcublasLt beside it): under a name of its own it lives in one process with CuPy's. Without the variable there is no
+such rival. Numbers are those of cublas_api.h (13.10) and of library_types.h (CUDA 13.0). Run as a script it says which
+version that is, for which no device is needed.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
     GEMMSERVE_KERNEL_CACHE=DIR python benchmarks/kernels/precompile.py [--suite] [--tables NAME ...] [--table]
         [--sources FILE ...]
 
-`--suite`: what run.py would compile, `--tables` for some of its tables; `--table`: what tune_dispatch.py would; `--common`: what dispatch chooses for
-products of common sizes; `--sources`: what is listed in a file, one JSON object {"name", "defines"} a line. The cache
-is used by the machine that has the same compiler and these very sources. Exits 1 where something does not compile.
+`--suite`: what run.py would compile, `--tables` for some of its tables; `--table`: what tune_dispatch.py would;
+`--common`: what dispatch chooses for products of common sizes; `--sources`: what is listed in a file, one JSON object
+{"name", "defines"} a line. The cache is used by the machine that has the same compiler and these very sources. Exits 1
+where something does not compile.
 """
 
 from __future__ import annotations

@@ -51,9 +51,9 @@ HALF = (
 class Table:
     """Cases that are shown together.
 
-    `forced`: our other algorithms by name too. `prepared`: ours on operands prepared beforehand too. `residues`: of data
-    in double ours with other numbers of residues too. `elements`: errors of elements too. `timed`: whether there are times, or errors alone, then of every compute mode on the
-    same data.
+    `forced`: our other algorithms by name too. `prepared`: ours on operands prepared beforehand too. `residues`: of
+    data in double ours with other numbers of residues too. `elements`: errors of elements too. `timed`: whether there
+    are times, or errors alone, then of every compute mode on the same data.
     """
 
     name: str

@@ -7,7 +7,7 @@ import statistics
 import newest_blas
 from data import largest
 
-from gemmserve_kernels.bench.elementwise import limit
+from gemmserve_kernels.bench import elementwise
 
 PLAIN_RIVALS = ("vendor BLAS", "cupy", "cuBLAS to float32", "np.matmul", newest_blas.NAME)
 """Plain arithmetic of the vendor, or what a user would write."""
@@ -251,7 +251,7 @@ def _in_the_rule(row, found):
     vendor = found.get("vendor BLAS")
     if vendor is None or vendor["element"] is None or row["element"] is None:
         return False
-    return row["element"] <= limit(vendor["element"])
+    return row["element"] <= elementwise.limit(vendor["element"])
 
 
 def _errors_over(found):
