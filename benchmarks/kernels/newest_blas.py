@@ -150,7 +150,8 @@ class Session:
         if mode.emulated:
             call("cublasSetEmulationStrategy", self._handle, EAGER)
             call("cublasSetFixedPointEmulationMantissaControl", self._handle, FIXED if mode.bits else DYNAMIC)
-            call("cublasSetFixedPointEmulationMaxMantissaBitCount", self._handle, mode.bits)
+            if mode.bits:
+                call("cublasSetFixedPointEmulationMaxMantissaBitCount", self._handle, mode.bits)
             call("cublasSetFixedPointEmulationMantissaBitCountPointer", self._handle, self._kept.ctypes.data)
 
     def bits(self):

@@ -5,8 +5,9 @@
 Every case's contenders take turns on operands that rotate through three times the level-2 cache; see timing.py for what
 `seconds` (the device's) and `wall` (the caller's) are. Results are compared, on the device, with the product in double
 precision (64-bit data: exact). Ceilings are measured first. The JSON is written after every case: run again, it goes on
-where it stopped, and passes over a case in which it died. Exits 2 where there is no GPU (--device cpu measures NumPy),
-3 where a case failed, 4 where the time was up, 1 where a fault or a case that hung ended it: run again.
+where it stopped, and passes over a case in which it died. With GEMMSERVE_RIVAL_CUBLAS a newer cuBLAS competes, see
+newest_blas.py. Exits 2 where there is no GPU (--device cpu measures NumPy) or no such library, 3 where a case failed, 4
+where the time was up, 1 where a fault or a case that hung ended it: run again.
 """
 
 from __future__ import annotations
@@ -277,13 +278,15 @@ def parsed(argv):
 
 def main(argv=None):
     args = parsed(argv)
-    newest = {}
     try:
         machine = Cpu() if args.device == "cpu" else Gpu(int(args.device.partition(":")[2] or 0), args.shrink)
-        if args.device != "cpu" and newest_blas.available():
-            newest = {newest_blas.NAME: newest_blas.version()}
     except DeviceError as error:
         print(f"no such device: {error} (--device cpu measures NumPy instead)", file=sys.stderr)
+        return 2
+    try:
+        newest = {newest_blas.NAME: newest_blas.version()} if args.device != "cpu" and newest_blas.available() else {}
+    except DeviceError as error:
+        print(error, file=sys.stderr)
         return 2
     slug = re.sub(r"[^a-z0-9]+", "-", machine.spec.name.lower()).strip("-")
     about = environment(machine.spec) | {"rounds": args.rounds, "quick": args.quick}
