@@ -328,7 +328,8 @@ def main(argv=None):
     results.document["failed"] = failed
     results.save()
     for each in results.document["summary"]["targets"]:
-        print(f"{each['name']}: {each['found']} {each['unit']} (target {each['target']}, stretch {each['stretch']})")
+        aimed = f"(target {each['target']}, stretch {each['stretch']}, met {each['met']})"
+        print(f"{each['name']}: {each['found']} {each['unit']} {aimed}")
     print(f"{results.path}, {time.perf_counter() - began:.0f} s")
     return status
 
