@@ -15,6 +15,7 @@ from benchmarks.load.gauges import Gauges
 from benchmarks.load.stage import PATIENCE_S, drained, pairs, serving, settled, wait_for_none
 from benchmarks.service import ceilings, histogram
 from benchmarks.service.servers import KINDS, Server
+from benchmarks.service.turns import phases_of
 
 from gemmserve_service.executor.protocol import BLOCKS_AHEAD
 from gemmserve_service.tenancy.api_keys import new_key
@@ -159,7 +160,7 @@ def one_shots(stage):
         yield figure(
             f"{n}^3, {connections} connections", "products/s", answer["per_s"], min(sockets, kernel), bound_is,
             gauges=gauges, client_cpu=answer["client_cpu"], latency=answer["latency"], histogram=answer["histogram"],
-            errors=answer["errors"],
+            errors=answer["errors"], phases_ms=answer["phases_ms"],
         )  # fmt: skip
 
 
@@ -178,6 +179,7 @@ def generated(stage, address, connections, **command):
         "per_s": sum(answer["per_s"] for answer in answers), "latency": histogram.summary(whole),
         "histogram": histogram.encoded(whole), "client_cpu": sum(answer["client_cpu"] for answer in answers),
         "errors": {status: count for answer in answers for status, count in answer["errors"].items()},
+        "phases_ms": phases_of([timing for answer in answers for timing in answer["timings"]]),
     }  # fmt: skip
 
 

@@ -46,10 +46,19 @@ class Estimates:
         seconds = model_s * max(self._factors.get(key, 1.0), 1.0)
         return seconds if task.whole is task else max(seconds, _plain_seconds(task, worker))
 
+    def busy_seconds(self, task: Task, worker: Worker, timings: Timings) -> float:
+        """Return the seconds for which a task kept its device busy.
+
+        Beside others it waits for what they compute: what was measured is no less than that, and what is expected no
+        more.
+        """
+        measured = device_seconds(timings)
+        return min(measured, self.seconds(task, worker)) if task.beside else measured
+
     def learn(self, task: Task, worker: Worker, timings: Timings) -> None:
-        """Takes in what a task took."""
+        """Takes in what a task took; beside others, if that is less than expected."""
         seconds = device_seconds(timings)
-        if seconds > 0:
+        if seconds > 0 and not (task.beside and seconds >= self.seconds(task, worker)):
             model_s, key = _model(task, worker)
             found = math.log(seconds / model_s)
             found = min(max(found, -_FACTOR), _FACTOR)
@@ -59,7 +68,7 @@ class Estimates:
 
 
 def device_seconds(timings: Timings) -> float:
-    """Return the seconds for which a task kept its device busy."""
+    """Return the seconds from when a device began with a task until it was done, transfers included."""
     return timings.h2d_s + timings.kernel_s + timings.d2h_s + timings.verify_s
 
 

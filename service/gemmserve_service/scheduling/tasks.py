@@ -121,6 +121,9 @@ class Task:
     """Seconds of its worker's device, by a cautious estimate, with a check where there is one."""
     limit_s: float = 0.0
     """Seconds for which its worker may show no progress before it is taken for hung."""
+    beside: bool = False
+    """Whether its worker had express tasks and others at one time meanwhile: how long it then took says at most how
+    long it keeps a device busy."""
     stalled: bool = False
     """Whether its worker was killed because it did not get on with this."""
     over: bool = False
