@@ -121,9 +121,7 @@ def test_what_ran_beside_others_took_no_longer_than_it_is_expected_to(fake):
     fake.owner = SimpleNamespace(worker_ready=lambda _: None)
     fake.hello()
     worker = fake.fleet["cpu"]
-    task = SimpleNamespace(
-        size=(1 << 20, 10**10), plans={}, models={}, problem=SimpleNamespace(dtype=np.dtype("c8")), beside=False
-    )
+    task = product("c8")
     estimates = Estimates()
 
     def ran(seconds):
