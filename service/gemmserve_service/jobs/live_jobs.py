@@ -71,6 +71,11 @@ class LiveJob:
         return states
 
     @property
+    def unchanged(self) -> bool:
+        """Whether it is what it was at first."""
+        return len(self._changes) == 1
+
+    @property
     def info(self) -> JobInfo:
         """The job now."""
         last = self._changes[-1]

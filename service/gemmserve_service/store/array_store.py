@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from gemmserve_service.store.extents.extents import Extent
     from gemmserve_service.store.extents.shared_memory import Memory
     from gemmserve_service.store.pending import PendingResults
-    from gemmserve_service.store.record import Tags
+    from gemmserve_service.store.record import Reservation, Tags
     from gemmserve_service.store.tier.tier import Tier
 
 _SQL: Final = load_sql("arrays")
@@ -173,13 +173,46 @@ class ArrayStore:
             assert self._memory is not None  # systems without have no client's memory either
             extent = self._memory.lend(memory, nbytes)
         self.quotas.charge_bytes(owner, nbytes, scratch=scratch)
-        if ttl_s is None:
-            ttl_s = self.settings.default_ttl_s
-        elif ttl_s == math.inf:
-            ttl_s = None
         array_id = new_id("arr", self.settings.cell)
-        spec = ArraySpec(array_id, _name_of(dtype), tuple(shape), order, nbytes, ttl_s, scratch, owner, tags=tags)
+        spec = ArraySpec(
+            array_id, _name_of(dtype), tuple(shape), order, nbytes, self._life(ttl_s), scratch, owner, tags=tags
+        )
         return Upload(self, spec, extent, byteswap=byteswap)
+
+    def allocate_all(
+        self, wanted: Sequence[Reservation], *, owner: str, ttl_s: float | None, deferred: bool
+    ) -> list[Upload]:
+        """`allocate` for several stored arrays, whose limits are asked once for all. Raises what it raises; then none is
+        reserved, and some of them may have room.
+        """
+        nbytes = sum([each.nbytes for each in wanted])
+        self._space.check_all([each.nbytes for each in wanted], owner=owner, deferred=deferred)
+        extents: list[Extent | None] = [None] * len(wanted)
+        if not deferred:
+            try:
+                for place, each in enumerate(wanted):
+                    extents[place] = self._space.take_file(each.nbytes) if each.nbytes else None
+            except BaseException:
+                for extent, each in zip(extents, wanted, strict=True):
+                    if extent is not None:
+                        self._space.give_up(extent, each.nbytes)
+                raise
+        else:
+            for each in wanted:
+                if each.nbytes:
+                    self._space.promise(each.nbytes)
+        self.quotas.charge_bytes(owner, nbytes, scratch=False)
+        cell, life_s = self.settings.cell, self._life(ttl_s)
+        return [
+            Upload(self, each.spec(new_id("arr", cell), life_s, owner), extent, byteswap=False)
+            for each, extent in zip(wanted, extents, strict=True)
+        ]
+
+    def _life(self, ttl_s: float | None) -> float | None:
+        """Seconds of an array's life, None for ever; `ttl_s` as `allocate` is given it."""
+        if ttl_s is None:
+            return self.settings.default_ttl_s
+        return None if ttl_s == math.inf else ttl_s
 
     def adopt(self, spec: ArraySpec, extent_name: str | None, *, byteswap: bool) -> Upload | None:
         """The upload that an earlier process had reserved. None: its bytes are missing, or an array's."""
@@ -547,7 +580,7 @@ class ArrayStore:
 
     def take_extent(self, nbytes: int) -> Extent:
         """Return a file for an array that comes back. Raises StoreFull, OSError."""
-        return self._space.take_again(nbytes)
+        return self._space.take_file(nbytes)
 
     def give_extent_back(self, record: Record, extent: Extent) -> None:
         """Take the file of an array back whose bytes are in the tier."""

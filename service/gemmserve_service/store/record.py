@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from gemmserve.wire import RESULT_DTYPES, format_npy_header
 from gemmserve_service.runtime import clock
@@ -56,6 +56,22 @@ class ArraySpec:
     sha256: str | None = None
     expires_at: datetime | None = None
     tags: Tags = NO_TAGS
+
+
+class Reservation(NamedTuple):
+    """What is to be reserved for a stored array: `nbytes` follows from the rest."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    order: str
+    nbytes: int
+    tags: Tags = NO_TAGS
+
+    def spec(self, array_id: str, ttl_s: float | None, owner: str) -> ArraySpec:
+        """Return it as the reserved array of that id."""
+        return ArraySpec(
+            array_id, self.dtype, self.shape, self.order, self.nbytes, ttl_s, scratch=False, owner=owner, tags=self.tags
+        )
 
 
 @dataclass(slots=True)

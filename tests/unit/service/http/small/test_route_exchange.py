@@ -252,7 +252,7 @@ def test_what_nobody_foresaw_is_a_500(raw, live, job, monkeypatch):
     async def fail(*_, **__):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(live.core.jobs, "submit", fail)
+    monkeypatch.setattr(live.core.jobs, "accept", fail)
     with structlog.testing.capture_logs() as lines:
         post(raw, job)
         status, _, body = raw.answer()

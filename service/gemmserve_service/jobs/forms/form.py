@@ -1,0 +1,135 @@
+"""Form of a job: all of it but the ids of its operands, which are stored arrays. What is written of a job, on record
+and in answers, is made of a text with places for the ids.
+"""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pydantic_core import from_json, to_json
+
+from gemmserve_service.runtime.clock import now
+from gemmserve_service.schemas import GemmJob, GemmReduceJob, JobInfo, JobState, ProgramJob
+from gemmserve_service.store.record import NO_TAGS, Tags
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+Ids = tuple[str, ...]
+"""Ids of operands: of a, b, and c where there is one."""
+
+PLACES: Final = tuple(f"arr_{digit * 26}" for digit in "012")
+"""Ids that no array has: the time in them is long past, or to come."""
+_MAX_KNOWN: Final = 64
+_JOB: Final = f"job_{'0' * 26}"
+
+
+class Form:
+    """What jobs have in common that differ by their operands alone. Raises ValueError where an operand is a view, or
+    the name of a result looks like an id.
+    """
+
+    def __init__(self, request: GemmJob | GemmReduceJob) -> None:
+        names = ["a", "b", *(["c"] if isinstance(request, GemmJob) and request.c is not None else [])]
+        if not all(isinstance(getattr(request, name), str) for name in names):
+            raise ValueError("an operand is a view")
+        self.operands = tuple(names)
+        """Names of the operands."""
+        self.request = request.model_copy(update=dict(zip(names, PLACES, strict=False)))
+        """A job of this form, on operands that there are not."""
+        self.tags = Tags(request.name, request.labels) if request.name is not None or request.labels else NO_TAGS
+        text = record_text(self.request)
+        order = sorted(range(len(names)), key=lambda place: text.find(PLACES[place]))
+        self._text = _with_places(text, *(PLACES[place] for place in order))
+        self._order = itemgetter(*order) if order != sorted(order) else None
+        self._fields: dict[str, Any] = from_json(text)
+        created = now()
+        info = JobInfo(
+            id=_JOB, state=JobState.QUEUED, op=request.op, created_at=created, request=self._fields
+        )  # fmt: skip
+        self._info = info
+        self.known: dict[object, Any] = {}
+        """What `prepare` has found out about jobs of this form, by the kinds of their operands."""
+        moment = to_json(created).decode()
+        self._brief = _with_places(info.model_dump_json(exclude={"request"}), _JOB, moment)
+        self._whole = _with_places(info.model_dump_json(), _JOB, moment, text)
+
+    def remember(self, kinds: object, found: object) -> None:
+        """Keep what was found out about operands of those kinds."""
+        if len(self.known) >= _MAX_KNOWN:
+            self.known.clear()
+        self.known[kinds] = found
+
+    def text(self, ids: Ids) -> str:
+        """The job on those operands as it goes on record (`record_text`)."""
+        return self._text % (ids if self._order is None else self._order(ids))
+
+    def asked(self, ids: Ids) -> GemmJob | GemmReduceJob:
+        """The job on those operands."""
+        return self.request.model_copy(update=dict(zip(self.operands, ids, strict=True)))
+
+    def info(self, ids: Ids, job_id: str, created_at: datetime, owner: str) -> JobInfo:
+        """The job on those operands, once it waits."""
+        fields = self._fields.copy()
+        fields.update(zip(self.operands, ids, strict=True))
+        return self._info.model_copy(
+            update={"id": job_id, "created_at": created_at, "request": fields, "owner": owner}
+        )  # fmt: skip
+
+    def brief_answer(self, job_id: str, created_at: str) -> str:
+        """What `info` gives as JSON, without the request. `created_at`: as JSON."""
+        return self._brief % (job_id, created_at)
+
+    def whole_answer(self, job_id: str, created_at: str, text: str) -> str:
+        """Likewise, with the request, whose text is given."""
+        return self._whole % (job_id, created_at, text)
+
+
+class Asked(NamedTuple):
+    """A job as it was asked for."""
+
+    form: Form
+    ids: Ids
+
+
+AnyRequest = GemmJob | GemmReduceJob | ProgramJob | Asked
+
+
+def plain(request: AnyRequest) -> GemmJob | GemmReduceJob | ProgramJob:
+    """Return the request without a form."""
+    return request.form.asked(request.ids) if isinstance(request, Asked) else request
+
+
+def record_texts(requests: Sequence[AnyRequest]) -> list[str]:
+    """Return `record_text` of each."""
+    return [
+        request.form.text(request.ids) if isinstance(request, Asked) else record_text(request) for request in requests
+    ]
+
+
+def record_text(request: GemmJob | GemmReduceJob | ProgramJob) -> str:
+    """Return a request as it goes on record, and as an Idempotency-Key's digest knows it.
+
+    Of a program what was left out stays out: a thousand steps would be many times as long. So do the name and labels
+    of results that have none.
+    """
+    if isinstance(request, ProgramJob):
+        return request.model_dump_json(exclude_unset=True)
+    if request.name is None and not request.labels:
+        return request.model_dump_json(exclude={"name", "labels"})
+    return request.model_dump_json()
+
+
+def _with_places(text: str, *values: str) -> str:
+    """The text as a format, a place in the stead of each value, in that order. Raises ValueError where one is not in it
+    exactly once.
+    """
+    made, rest = "", text
+    for value in values:
+        head, found, rest = rest.partition(value)
+        if not found or text.count(value) != 1:
+            raise ValueError(f"{value!r} is not in the text exactly once")
+        made += head.replace("%", "%%") + "%s"
+    return made + rest.replace("%", "%%")
