@@ -237,8 +237,6 @@ class Jobs(LiveJobs):
     ) -> tuple[Sequence[LiveJob], bool]:
         """`submit` and `submit_many`: the jobs, which are on record."""
         arrived = time.monotonic()
-        if self.operands is not None:
-            requests = [plain(request) for request in requests]
         texts = record_texts(requests)
         if idempotency_key is None:
             lives, insert = await self._take_in(requests, texts, None, owner, arrived, waits=waits, several=several)
@@ -316,10 +314,11 @@ class Jobs(LiveJobs):
         if self.operands is None:
             return await self._admit(requests, texts, key, owner, arrived, waits=waits, several=several)
         with ExitStack() as held:
-            gathered = await self.operands.gather(requests, owner, held)
-            if gathered is not requests:
-                requests, texts = gathered, record_texts(gathered)
-            return await self._admit(requests, texts, key, owner, arrived, waits=waits, several=several)
+            here = [plain(request) for request in requests]
+            gathered = await self.operands.gather(here, owner, held)
+            if gathered is not here:
+                texts = record_texts(gathered)
+            return await self._admit(gathered, texts, key, owner, arrived, waits=waits, several=several)
 
     async def _admit(
         self,

@@ -214,7 +214,6 @@ def _alike(
 
 def _check(form: Form, pins: Mapping[str, Pinned], scheduler: Scheduler) -> _Checked:
     """Raises KernelError."""
-    assert not isinstance(form.request, ProgramJob)
     params = _params(form.request)
     problem = products.build_stored(params, {name: pin.info for name, pin in pins.items()})
     described = outputs(problem)

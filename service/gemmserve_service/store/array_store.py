@@ -182,8 +182,8 @@ class ArrayStore:
     def allocate_all(
         self, wanted: Sequence[Reservation], *, owner: str, ttl_s: float | None, deferred: bool
     ) -> list[Upload]:
-        """`allocate` for several stored arrays, whose limits are asked once for all. Raises what it raises; then none is
-        reserved, and some of them may have room.
+        """`allocate` for several stored arrays, whose limits are asked once for all. Raises what it raises; then none
+        is reserved, and some of them may have room.
         """
         nbytes = sum([each.nbytes for each in wanted])
         self._space.check_all([each.nbytes for each in wanted], owner=owner, deferred=deferred)
@@ -329,11 +329,22 @@ class ArrayStore:
         return [record.info for record in records if isinstance(record.info, ArrayInfo)], missing
 
     async def _delete(self, records: Sequence[Record]) -> None:
+        held, unused = [], []
         for record in records:
             self._catalog.hide(record, "deleted")
+            # Whoever may look at a hidden array has a pin of it by now: without one its row can go at once.
+            (held if record.pins or record.pending is not None or self._is_tiered(record) else unused).append(record)
+
+        def write_deleted(db: sqlite3.Connection) -> None:
+            if held:
+                db.executemany(_SQL["set_state"], [{"id": record.info.id, "state": "deleted"} for record in held])
+            if unused:
+                db.executemany(_SQL["remove"], [{"id": record.info.id} for record in unused])
 
         def deleted(done: asyncio.Future[Any]) -> None:
             failed = done.cancelled() or done.exception() is not None
+            for record in unused:
+                record.recorded = failed
             for record in records:
                 if failed:
                     self._catalog.show(record)
@@ -342,8 +353,7 @@ class ArrayStore:
                     self.settle(record)
 
         # By callback, so that a client that hangs up meanwhile leaves memory and database in step.
-        rows = [{"id": record.info.id, "state": "deleted"} for record in records]
-        write = self.database.write_soon(lambda db: db.executemany(_SQL["set_state"], rows))
+        write = self.database.write_soon(write_deleted)
         write.add_done_callback(deleted)
         await asyncio.shield(write)
 
@@ -541,15 +551,8 @@ class ArrayStore:
         if isinstance(info, ArraySpec):
             self._space.free(record.extent, info)
             return
-        statement = _SQL["remove" if record.state == "deleted" else "forget_extent"]
-        in_tier = record.tier is not None if self.tier is None else self.tier.removed(record)
-
-        def forget(db: sqlite3.Connection) -> None:
-            db.execute(statement, {"id": info.id})
-            if in_tier:
-                db.execute(_TIER["add_garbage"], {"id": info.id})
-
-        self.database.write_soon(forget).add_done_callback(report)
+        if record.recorded:
+            self._forget_row(record)
         self._catalog.remove(record)
         if record.cold is not None:
             self._space.free_elsewhere(info.nbytes, info.owner)
@@ -557,6 +560,21 @@ class ArrayStore:
             self._space.free(record.extent, info, reusable=not record.tainted)
         for callback in self._gone:
             callback(info.id)
+
+    def _is_tiered(self, record: Record) -> bool:
+        return self.tier is not None or record.tier is not None
+
+    def _forget_row(self, record: Record) -> None:
+        statement = _SQL["remove" if record.state == "deleted" else "forget_extent"]
+        array_id = record.info.id
+        in_tier = record.tier is not None if self.tier is None else self.tier.removed(record)
+
+        def forget(db: sqlite3.Connection) -> None:
+            db.execute(statement, {"id": array_id})
+            if in_tier:
+                db.execute(_TIER["add_garbage"], {"id": array_id})
+
+        self.database.write_soon(forget).add_done_callback(report)
 
     def give_space_back(self, record: Record) -> None:
         """Free the space of an array that is lost for good, and which nobody writes to; its row stays. Idempotent."""

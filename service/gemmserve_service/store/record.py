@@ -85,6 +85,8 @@ class Record:
     hidden: bool = False
     """Committed as deleted or expired: the extent may go with the last pin."""
     freed: bool = False
+    recorded: bool = True
+    """Whether it has a row, as far as is known."""
     lost: bool = False
     """Whether it is lost for good, and has no space any more."""
     npy_sha256: str | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Query, Request
@@ -54,6 +53,7 @@ from gemmserve_service.schemas import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
+    from datetime import datetime
 
     from gemmserve_service.http.headers.preferences import Preference
     from gemmserve_service.jobs.core import Core

@@ -37,7 +37,7 @@ class Form:
             raise ValueError("an operand is a view")
         self.operands = tuple(names)
         """Names of the operands."""
-        self.request = request.model_copy(update=dict(zip(names, PLACES, strict=False)))
+        self.request: GemmJob | GemmReduceJob = request.model_copy(update=dict(zip(names, PLACES, strict=False)))
         """A job of this form, on operands that there are not."""
         self.tags = Tags(request.name, request.labels) if request.name is not None or request.labels else NO_TAGS
         text = record_text(self.request)

@@ -1,8 +1,8 @@
 """Forms of jobs that were asked for before: found again by the JSON text of a job, which need not be parsed then.
 
-Whoever submits many jobs sends the same text again and again but for the ids of arrays in it. Which of them are operands
-is found out once, by parsing the text with other ids in their places; whatever has the same text around its ids is the
-same job on other operands.
+Whoever submits many jobs sends the same text again and again but for the ids of arrays in it. Which of them are
+operands is found out once, by parsing the text with other ids in their places; whatever has the same text around its
+ids is the same job on other operands.
 """
 
 from __future__ import annotations

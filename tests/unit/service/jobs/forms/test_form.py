@@ -59,11 +59,15 @@ def test_jobs_of_a_form_share_nothing_that_changes():
 
 @pytest.mark.parametrize(
     "fields",
-    [GEMM | {"a": {"id": A}}, GEMM | {"c": {"id": A, "offset": 1, "shape": [1], "strides": [1]}}]
-    + [GEMM | {"name": PLACES[0]}, GEMM | {"labels": {"of": PLACES[1]}}],
+    [
+        GEMM | {"a": {"id": A}},
+        GEMM | {"c": {"id": A, "offset": 1, "shape": [1], "strides": [1]}},
+        GEMM | {"name": PLACES[0]},
+        GEMM | {"labels": {"of": PLACES[1]}},
+    ],
 )
 def test_what_has_no_form(fields):
-    with pytest.raises(ValueError, match="view|exactly once"):
+    with pytest.raises(ValueError, match=r"view|exactly once"):
         Form(READ(fields))
 
 

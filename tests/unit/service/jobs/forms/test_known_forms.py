@@ -170,7 +170,7 @@ def test_what_is_no_list_of_plain_jobs(text):
 
 
 def test_no_more_are_taken_than_there_may_be():
-    text = '{"jobs":[%s]}' % ",".join(["{}"] * 5)
+    text = f'{{"jobs":[{",".join(["{}"] * 5)}]}}'
     assert split(text, 5) == ["{}"] * 5
     with pytest.raises(ValueError, match="plain"):
         split(text, 4)
