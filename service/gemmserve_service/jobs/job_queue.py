@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterable, Sequence
 
+    from gemmserve_service.jobs.forms.form import Fresh
     from gemmserve_service.schemas import Problem
     from gemmserve_service.store.array_store import ArrayStore
     from gemmserve_service.store.database.database import Database
@@ -47,7 +48,7 @@ class Unfinished:
 class NewJob:
     """A job as it is put on record."""
 
-    info: JobInfo
+    info: JobInfo | Fresh
     request: str
     """Its request as JSON."""
     deadline_at: float | None = None

@@ -22,7 +22,7 @@ from gemmserve_kernels import KernelError
 from gemmserve_service.errors import IdempotencyMismatch, ItemInvalid, NotFound, ServiceError, describe
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.jobs.compile_program import product_result
-from gemmserve_service.jobs.forms.form import Asked, plain, record_text, record_texts
+from gemmserve_service.jobs.forms.form import Asked, Fresh, plain, record_text, record_texts
 from gemmserve_service.jobs.forms.known_forms import KnownForms
 from gemmserve_service.jobs.idempotency import IdempotencyKeys, RememberedKey, digest_of
 from gemmserve_service.jobs.job_queue import NewJob, request_of
@@ -426,8 +426,13 @@ class Jobs(LiveJobs):
         asking = REQUEST.get()
         rows = []
         for request, text, (task, _) in zip(requests, texts, prepared, strict=True):
+            trace = ""
+            if asking is not None:
+                task.trace = asking.job(arrived)
+                trace = task.trace.traceparent
+            info: JobInfo | Fresh
             if isinstance(request, Asked):
-                info = request.form.info(request.ids, task.id, created, owner)
+                info = Fresh(request.form, request.ids, task.id, created, owner, trace)
             else:
                 info = JobInfo(
                     id=task.id,
@@ -436,10 +441,8 @@ class Jobs(LiveJobs):
                     created_at=created,
                     request=from_json(text),
                     owner=owner,
+                    trace=trace,
                 )
-            if asking is not None:
-                task.trace = asking.job(arrived)
-                info.trace = task.trace.traceparent
             deadline_at = None if task.timeout_s is None else created_at + task.timeout_s
             rows.append(NewJob(info, text, deadline_at, "" if asking is None else asking.traceparent))
         ids = ",".join(row.info.id for row in rows)

@@ -28,6 +28,7 @@ from gemmserve_service.programs import outputs
 from gemmserve_service.runtime.ids import new_id
 from gemmserve_service.scheduling.tasks import Task
 from gemmserve_service.schemas import GemmJob, GemmParams, GemmReduceParams, JobState, ProgramJob
+from gemmserve_service.store.extents.extents import size_class
 from gemmserve_service.store.record import NO_TAGS, Reservation, Tags
 
 if TYPE_CHECKING:
@@ -218,13 +219,17 @@ def _check(form: Form, pins: Mapping[str, Pinned], scheduler: Scheduler) -> _Che
     problem = products.build_stored(params, {name: pin.info for name, pin in pins.items()})
     described = outputs(problem)
     single = len(described) == 1
-    results = {
-        name: Reservation(
-            dtype.newbyteorder("=").name, tuple(shape), order, math.prod(shape) * dtype.itemsize,
+    results = {}
+    for name, (shape, dtype, order) in described.items():
+        nbytes = math.prod(shape) * dtype.itemsize
+        results[name] = Reservation(
+            dtype.newbyteorder("=").name,
+            tuple(shape),
+            order,
+            nbytes,
+            size_class(nbytes) if nbytes else 0,
             form.tags.part(name, single=single),
         )
-        for name, (shape, dtype, order) in described.items()
-    }  # fmt: skip
     nbytes = sum([each.nbytes for each in results.values()])
     deferred = not form.request.verify and scheduler.may_defer(params, nbytes)
     return _Checked(params, problem, scheduler.check(problem), problem.nbytes(), results, deferred)

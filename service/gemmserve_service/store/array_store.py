@@ -185,8 +185,12 @@ class ArrayStore:
         """`allocate` for several stored arrays, whose limits are asked once for all. Raises what it raises; then none
         is reserved, and some of them may have room.
         """
-        nbytes = sum([each.nbytes for each in wanted])
-        self._space.check_all([each.nbytes for each in wanted], owner=owner, deferred=deferred)
+        nbytes = capacity = largest = 0
+        for each in wanted:
+            nbytes += each.nbytes
+            capacity += each.capacity
+            largest = max(largest, each.nbytes)
+        self._space.check_all(nbytes, capacity, largest=largest, owner=owner, deferred=deferred)
         extents: list[Extent | None] = [None] * len(wanted)
         if not deferred:
             try:
@@ -198,9 +202,7 @@ class ArrayStore:
                         self._space.give_up(extent, each.nbytes)
                 raise
         else:
-            for each in wanted:
-                if each.nbytes:
-                    self._space.promise(each.nbytes)
+            self._space.promise_all(nbytes, capacity)
         self.quotas.charge_bytes(owner, nbytes, scratch=False)
         cell, life_s = self.settings.cell, self._life(ttl_s)
         return [

@@ -59,12 +59,15 @@ class ArraySpec:
 
 
 class Reservation(NamedTuple):
-    """What is to be reserved for a stored array: `nbytes` follows from the rest."""
+    """What is to be reserved for a stored array."""
 
     dtype: str
     shape: tuple[int, ...]
     order: str
     nbytes: int
+    """Bytes that it has."""
+    capacity: int
+    """Bytes of the extent that it takes; 0: none."""
     tags: Tags = NO_TAGS
 
     def spec(self, array_id: str, ttl_s: float | None, owner: str) -> ArraySpec:

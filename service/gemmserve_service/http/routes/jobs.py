@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Query, Request
 from pydantic import ConfigDict, Field, TypeAdapter
-from pydantic_core import to_json
 from starlette.responses import Response, StreamingResponse
 
 from gemmserve.wire import IDEMPOTENCY_HEADER, MAX_JOBS
@@ -369,7 +368,8 @@ def _brief(info: JobInfo) -> str:
 
 
 def _moment(moment: datetime) -> str:
-    return to_json(moment).decode()
+    """A moment in UTC as pydantic writes it."""
+    return f'"{moment.isoformat().removesuffix("+00:00")}Z"'
 
 
 def _parse(text: str) -> GemmJob | GemmReduceJob | ProgramJob:

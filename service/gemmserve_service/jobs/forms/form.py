@@ -5,7 +5,7 @@ and in answers, is made of a text with places for the ids.
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from pydantic_core import from_json, to_json
 
@@ -14,7 +14,7 @@ from gemmserve_service.schemas import GemmJob, GemmReduceJob, JobInfo, JobState,
 from gemmserve_service.store.record import NO_TAGS, Tags
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
 Ids = tuple[str, ...]
@@ -70,13 +70,14 @@ class Form:
         """The job on those operands."""
         return self.request.model_copy(update=dict(zip(self.operands, ids, strict=True)))
 
-    def info(self, ids: Ids, job_id: str, created_at: datetime, owner: str) -> JobInfo:
-        """The job on those operands, once it waits."""
+    def info(self, job: Fresh, changes: Mapping[str, Any]) -> JobInfo:
+        """The job as somebody sees it: see `Fresh.info`."""
         fields = self._fields.copy()
-        fields.update(zip(self.operands, ids, strict=True))
-        return self._info.model_copy(
-            update={"id": job_id, "created_at": created_at, "request": fields, "owner": owner}
-        )  # fmt: skip
+        fields.update(zip(self.operands, job.ids, strict=True))
+        own = {
+            "id": job.id, "created_at": job.created_at, "request": fields, "owner": job.owner, "trace": job.trace
+        }  # fmt: skip
+        return self._info.model_copy(update={**own, **changes})
 
     def brief_answer(self, job_id: str, created_at: str) -> str:
         """What `info` gives as JSON, without the request. `created_at`: as JSON."""
@@ -85,6 +86,26 @@ class Form:
     def whole_answer(self, job_id: str, created_at: str, text: str) -> str:
         """Likewise, with the request, whose text is given."""
         return self._whole % (job_id, created_at, text)
+
+
+class Fresh(NamedTuple):
+    """A job that waits and has not changed yet: its `JobInfo` is made when somebody wants to see it."""
+
+    form: Form
+    ids: Ids
+    id: str
+    created_at: datetime
+    owner: str
+    trace: str = ""
+
+    @property
+    def op(self) -> Literal["gemm", "gemm_reduce"]:
+        """Operation."""
+        return self.form.request.op
+
+    def info(self, changes: Mapping[str, Any] | None = None) -> JobInfo:
+        """The job, with other values of some fields."""
+        return self.form.info(self, changes or {})
 
 
 class Asked(NamedTuple):

@@ -93,16 +93,15 @@ class Space:
             self._check_files(nbytes)
         self._quotas.check_bytes(owner, nbytes, scratch=scratch)
 
-    def check_all(self, sizes: Sequence[int], *, owner: str, deferred: bool) -> None:
-        """`check`, and what is asked before `take_file` and `promise`, for several stored arrays at once. Raises
-        TooLarge, StoreFull, QuotaExceeded.
+    def check_all(self, nbytes: int, capacity: int, *, largest: int, owner: str, deferred: bool) -> None:
+        """`check`, and what is asked before `take_file` and `promise`, for several stored arrays at once: of `nbytes`
+        in all, `largest` at most, which take extents of `capacity` bytes. Raises TooLarge, StoreFull, QuotaExceeded.
         """
-        self._check_size(max(sizes))
-        nbytes = sum(sizes)
+        self._check_size(largest)
         self._check_files(nbytes)
         self._quotas.check_bytes(owner, nbytes, scratch=False)
         if nbytes and (deferred or self.unplaced_bytes):
-            self._check_room(sum([size_class(each) for each in sizes if each]), nbytes)
+            self._check_room(capacity, nbytes)
 
     def check_limits(self, nbytes: int, *, owner: str) -> None:
         """Raises TooLarge or QuotaExceeded for a stored array that no room would help."""
@@ -139,8 +138,12 @@ class Space:
 
     def promise(self, nbytes: int) -> None:
         """Count `nbytes` > 0 of an array that has no file yet; `place` makes one."""
+        self.promise_all(nbytes, size_class(nbytes))
+
+    def promise_all(self, nbytes: int, capacity: int) -> None:
+        """Count several such arrays, whose files will have `capacity` bytes."""
         self.used_bytes += nbytes
-        self.unplaced_bytes += size_class(nbytes)
+        self.unplaced_bytes += capacity
 
     def check_disk(self, nbytes: int) -> None:
         """Raise StoreFull if the disk could not hold `nbytes` > 0 beside all that has been promised a file."""

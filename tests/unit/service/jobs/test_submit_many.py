@@ -366,7 +366,7 @@ async def test_those_of_a_form_take_few_calls(core, gemm, a):
 
             sys.setprofile(count_call)
             try:
-                await core.jobs.submit_many([job] * count)
+                await core.jobs.accept([job] * count, None, "", waits=False, several=True)
             finally:
                 sys.setprofile(None)
             counted[kind, count] = number

@@ -8,7 +8,8 @@ import pytest
 from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 
-from gemmserve_service.jobs.forms.form import PLACES, Asked, Form, plain, record_text, record_texts
+from gemmserve_service.http.routes.jobs import _moment
+from gemmserve_service.jobs.forms.form import PLACES, Asked, Form, Fresh, plain, record_text, record_texts
 from gemmserve_service.schemas import JobInfo, JobRequest, JobState
 
 A, B, C = ("arr_01jd2w7m4h8k3n5p6q9r0s1t2v", "arr_01jd2w7n5j9m4p6q7r0s1t2v3w_7", "arr_01jd2w7p6k0n5q7r8s1t2v3w4x")
@@ -43,16 +44,17 @@ def test_a_job_is_written_as_without_its_form(fields, microsecond):
     info = JobInfo(
         id=job_id, state=JobState.QUEUED, op=request.op, created_at=created, request=from_json(text), owner="me"
     )  # fmt: skip
-    assert form.info(ids, job_id, created, "me") == info
-    assert form.info(ids, job_id, created, "me").owner == "me"
-    moment = to_json(created).decode()
+    fresh = Fresh(form, ids, job_id, created, "me")
+    assert (fresh.info(), fresh.info().owner, fresh.op) == (info, "me", request.op)
+    moment = _moment(created)
+    assert moment == to_json(created).decode()
     assert form.brief_answer(job_id, moment) == info.model_dump_json(exclude={"request"})
     assert form.whole_answer(job_id, moment, text) == info.model_dump_json()
 
 
 def test_jobs_of_a_form_share_nothing_that_changes():
     form = Form(READ(GEMM))
-    first, second = (form.info(ids, "job", datetime.now(UTC), "") for ids in ((A, B), (B, A)))
+    first, second = (Fresh(form, ids, "job", datetime.now(UTC), "").info() for ids in ((A, B), (B, A)))
     assert (first.request["a"], second.request["a"]) == (A, B)
     assert form.request.a == PLACES[0]
 
@@ -77,3 +79,11 @@ def test_what_was_found_out_is_bounded():
         form.remember(kinds, "found")
     assert form.known[999] == "found"
     assert len(form.known) < 100
+
+
+def test_a_fresh_job_that_changes():
+    form = Form(READ(GEMM))
+    fresh = Fresh(form, (A, B), "job_01jd2w7m4h8k3n5p6q9r0s1t2v", datetime.now(UTC), "me", "00-1-2-01")
+    changed = fresh.info({"state": JobState.RUNNING, "attempt": 1})
+    assert changed == fresh.info().model_copy(update={"state": JobState.RUNNING, "attempt": 1})
+    assert (changed.state, changed.trace, fresh.info().state) == (JobState.RUNNING, "00-1-2-01", JobState.QUEUED)
