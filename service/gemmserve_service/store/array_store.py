@@ -331,7 +331,8 @@ class ArrayStore:
         return [record.info for record in records if isinstance(record.info, ArrayInfo)], missing
 
     async def _delete(self, records: Sequence[Record]) -> None:
-        held, unused = [], []
+        held: list[Record] = []
+        unused: list[Record] = []
         for record in records:
             self._catalog.hide(record, "deleted")
             # Whoever may look at a hidden array has a pin of it by now: without one its row can go at once.

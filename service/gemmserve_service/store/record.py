@@ -59,7 +59,7 @@ class ArraySpec:
 
 
 class Reservation(NamedTuple):
-    """What is to be reserved for a stored array."""
+    """Array of the store for which there is to be room."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -27,7 +27,7 @@ _JOB: Final = f"job_{'0' * 26}"
 
 
 class Form:
-    """What jobs have in common that differ by their operands alone. Raises ValueError where an operand is a view, or
+    """Common part of jobs that differ by their operands alone. Raises ValueError where an operand is a view, or
     the name of a result looks like an id.
     """
 
@@ -51,7 +51,7 @@ class Form:
         )  # fmt: skip
         self._info = info
         self.known: dict[object, Any] = {}
-        """What `prepare` has found out about jobs of this form, by the kinds of their operands."""
+        """Findings of `prepare` about jobs of this form, by the kinds of their operands."""
         moment = to_json(created).decode()
         self._brief = _with_places(info.model_dump_json(exclude={"request"}), _JOB, moment)
         self._whole = _with_places(info.model_dump_json(), _JOB, moment, text)
@@ -80,7 +80,7 @@ class Form:
         return self._info.model_copy(update={**own, **changes})
 
     def brief_answer(self, job_id: str, created_at: str) -> str:
-        """What `info` gives as JSON, without the request. `created_at`: as JSON."""
+        """Return as JSON what `Fresh.info` gives, without the request. `created_at`: as JSON."""
         return self._brief % (job_id, created_at)
 
     def whole_answer(self, job_id: str, created_at: str, text: str) -> str:
