@@ -7,7 +7,9 @@ import contextlib
 import logging
 import re
 import sys
+import time
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 import structlog
@@ -165,22 +167,38 @@ class PlainRenderer:
 
     @staticmethod
     def line(stamp: str, level: str, text: str, fields: Mapping[str, Any]) -> str:
-        """The line of an event that has no traceback."""
-        # A call for each value would take a third of the time.
-        shown = " ".join(
-            [
-                f"{key}={value}"
-                if value.__class__ is str and (value.isalnum() or (value.isprintable() and not _QUOTED.search(value)))
-                else f"{key}={value!r}"
-                for key, value in sorted(fields.items())
+        """The line of an event that has no traceback. Its strings are looked at together: hardly ever is one quoted."""
+        names, form = _form(tuple(fields))
+        values = [fields[name] for name in names]
+        strings = "".join([value for value in values if value.__class__ is str])
+        if not strings.isprintable() or _QUOTED.search(strings) is not None:
+            values = [
+                value
+                if value.__class__ is not str or (value.isprintable() and _QUOTED.search(value) is None)
+                else repr(value)
+                for value in values
             ]
-        )
-        return f"{stamp} [{level:<9}] {text:<30} {shown}".rstrip(" ")
+        return (form % (stamp, level, text, *values)).rstrip(" ")
+
+
+@lru_cache(64)
+def _form(names: tuple[str, ...]) -> tuple[list[str], str]:
+    """The names of an event's fields in the order of their places in its line, and the line: those of requests have the
+    same ones again and again.
+    """
+    ordered = sorted(names)
+    return ordered, "%s [%-9s] %-30s " + " ".join([f"{name.replace('%', '%%')}=%s" for name in ordered])
 
 
 def _now() -> str:
-    """Return the time as `_STAMP` writes it, in half of its time."""
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    """Return the time as `_STAMP` writes it, in a part of its time."""
+    seconds, microseconds = divmod(time.time_ns() // 1000, 1_000_000)
+    return f"{_second(seconds)}.{microseconds:06d}Z" if microseconds else f"{_second(seconds)}Z"
+
+
+@lru_cache(2)
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().removesuffix("+00:00")
 
 
 def _drop_color_message(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
