@@ -75,9 +75,14 @@ class LiveJob:
         return states
 
     @property
-    def unchanged(self) -> bool:
-        """Whether it is what it was at first."""
-        return len(self._changes) == 1
+    def begun(self) -> tuple[Fresh, dict[str, Any]] | None:
+        """The job as it was at first, if it was fresh, and what has changed once, if anything. None: more has."""
+        first, change = self._changes[0], self._changes[-1]
+        if not isinstance(first, Fresh) or len(self._changes) > 2:
+            return None
+        if change is first:
+            return first, {}
+        return (first, change) if isinstance(change, dict) else None
 
     @property
     def info(self) -> JobInfo:

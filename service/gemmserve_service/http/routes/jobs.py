@@ -29,7 +29,6 @@ from gemmserve_service.http.routes.common import (
     server_timing,
     view_of,
 )
-from gemmserve_service.jobs.forms.form import Asked
 from gemmserve_service.jobs.forms.known_forms import MAX_CHARACTERS, elements
 from gemmserve_service.jobs.prepare import check_length, check_results
 from gemmserve_service.runtime.yielding import Turns
@@ -52,11 +51,10 @@ from gemmserve_service.schemas import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
-    from datetime import datetime
 
     from gemmserve_service.http.headers.preferences import Preference
     from gemmserve_service.jobs.core import Core
-    from gemmserve_service.jobs.forms.form import AnyRequest
+    from gemmserve_service.jobs.forms.form import AnyRequest, Asked
     from gemmserve_service.jobs.forms.known_forms import KnownForms
     from gemmserve_service.jobs.live_jobs import LiveJob
 
@@ -207,7 +205,7 @@ async def answer(core: Core, body: bytes | bytearray, key: str | None, preferenc
         infos = [await _final(core, live, max(until - time.monotonic(), 0.0)) for live in lives]
     elif preference.wait_s is None:
         if several:
-            return _several(await _briefly(lives, requests), 202, headers)
+            return _several(await _briefly(lives), 202, headers)
         infos = [lives[0].info]
     else:
         infos = [live.info for live in lives]
@@ -236,10 +234,13 @@ def accept_now(core: Core, text: str, key: str | None, owner: str) -> tuple[Aske
 
 def accepted_json(asked: Asked, live: LiveJob) -> bytes:
     """The job as JSON."""
-    if not live.unchanged:
-        return live.info.model_dump_json().encode()
-    first = live.first
-    return asked.form.whole_answer(first.id, _moment(first.created_at), asked.form.text(asked.ids)).encode()
+    return (_begun(live, asked.form.text(asked.ids)) or live.info.model_dump_json()).encode()
+
+
+def _begun(live: LiveJob, text: str | None = None) -> str | None:
+    """The job as JSON where no more has happened than that it runs; `text`: its request's, to be told too."""
+    begun = live.begun
+    return None if begun is None else begun[0].form.answer(*begun, text)
 
 
 async def _plain_submit(request: Request) -> Response | None:
@@ -345,31 +346,17 @@ def _several(pieces: Sequence[str], status: int, headers: dict[str, str]) -> Res
     return Response(content, status, {"Cache-Control": "no-store", **headers}, media_type="application/json")
 
 
-async def _briefly(lives: Sequence[LiveJob], requests: Sequence[AnyRequest]) -> Sequence[str]:
+async def _briefly(lives: Sequence[LiveJob]) -> Sequence[str]:
     """The jobs as JSON, each as `_brief` has it."""
     pieces: list[str] = []
-    moments: dict[datetime, str] = {}
-    async for some in Turns().slices(list(zip(lives, requests, strict=True))):
-        for live, request in some:
-            first = live.first
-            if isinstance(request, Asked) and live.unchanged:
-                created = moments.get(first.created_at) or moments.setdefault(
-                    first.created_at, _moment(first.created_at)
-                )
-                pieces.append(request.form.brief_answer(first.id, created))
-            else:
-                pieces.append(_brief(live.info))
+    async for some in Turns().slices(lives):
+        pieces += [_begun(live) or _brief(live.info) for live in some]
     return pieces
 
 
 def _brief(info: JobInfo) -> str:
     """The job as JSON, without its request: that has just come, and is half of what there is to say."""
     return info.model_dump_json(exclude={"request"})
-
-
-def _moment(moment: datetime) -> str:
-    """A moment in UTC as pydantic writes it."""
-    return f'"{moment.isoformat().removesuffix("+00:00")}Z"'
 
 
 def _parse(text: str) -> GemmJob | GemmReduceJob | ProgramJob:

@@ -4,18 +4,17 @@ and in answers, is made of a text with places for the ids.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
-from gemmserve_service.runtime.clock import now
 from gemmserve_service.schemas import GemmJob, GemmReduceJob, JobInfo, JobState, ProgramJob
 from gemmserve_service.store.record import NO_TAGS, Tags
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from datetime import datetime
 
 Ids = tuple[str, ...]
 """Ids of operands: of a, b, and c where there is one."""
@@ -23,7 +22,24 @@ Ids = tuple[str, ...]
 PLACES: Final = tuple(f"arr_{digit * 26}" for digit in "012")
 """Ids that no array has: the time in them is long past, or to come."""
 _MAX_KNOWN: Final = 64
+_BEGUN: Final = frozenset({"state", "attempt", "estimated_s", "started_at"})
+_AT: Final = datetime(2001, 2, 3, 4, 5, 6, 789, tzinfo=UTC)
+_MARKS: Final[dict[str, Any]] = {
+    "state": JobState.RUNNING,
+    "attempt": 1234567,
+    "estimated_s": 7654321.0,
+    "started_at": _AT + timedelta(days=1),
+}
 _JOB: Final = f"job_{'0' * 26}"
+
+
+def moment(at: datetime) -> str:
+    """A moment in UTC as pydantic writes it."""
+    return f'"{at.isoformat().removesuffix("+00:00")}Z"'
+
+
+_MARKED: Final = (_JOB, "running", "1234567", "7654321.0", moment(_AT), moment(_AT + timedelta(days=1)))
+"""Texts of an answer in whose places others come: id, and what changes when a job begins to run."""
 
 
 class Form:
@@ -45,16 +61,16 @@ class Form:
         self._text = _with_places(text, *(PLACES[place] for place in order))
         self._order = itemgetter(*order) if order != sorted(order) else None
         self._fields: dict[str, Any] = from_json(text)
-        created = now()
-        info = JobInfo(
-            id=_JOB, state=JobState.QUEUED, op=request.op, created_at=created, request=self._fields
-        )  # fmt: skip
+        info = JobInfo(id=_JOB, state=JobState.QUEUED, op=request.op, created_at=_AT, request=self._fields)
         self._info = info
+        head, found, tail = info.model_copy(update=_MARKS).model_dump_json().partition(text)
+        if not found or text in tail:
+            raise ValueError("the request is not in the answer exactly once")
+        self._head = _with_places(head, *_MARKED)
+        self._tail = tail
+        self._brief = _with_places(info.model_copy(update=_MARKS).model_dump_json(exclude={"request"}), *_MARKED)
         self.known: dict[object, Any] = {}
         """Findings of `prepare` about jobs of this form, by the kinds of their operands."""
-        moment = to_json(created).decode()
-        self._brief = _with_places(info.model_dump_json(exclude={"request"}), _JOB, moment)
-        self._whole = _with_places(info.model_dump_json(), _JOB, moment, text)
 
     def remember(self, kinds: object, found: object) -> None:
         """Keep what was found out about operands of those kinds."""
@@ -79,13 +95,22 @@ class Form:
         }  # fmt: skip
         return self._info.model_copy(update={**own, **changes})
 
-    def brief_answer(self, job_id: str, created_at: str) -> str:
-        """Return as JSON what `Fresh.info` gives, without the request. `created_at`: as JSON."""
-        return self._brief % (job_id, created_at)
-
-    def whole_answer(self, job_id: str, created_at: str, text: str) -> str:
-        """Likewise, with the request, whose text is given."""
-        return self._whole % (job_id, created_at, text)
+    def answer(self, job: Fresh, changes: Mapping[str, Any], text: str | None) -> str | None:
+        """Return `Fresh.info` as JSON, with the request, if its text is given. None: other fields have changed than
+        those of a job that begins to run.
+        """
+        if not changes.keys() <= _BEGUN:
+            return None
+        estimated_s, started_at = changes.get("estimated_s"), changes.get("started_at")
+        shown = (
+            job.id,
+            changes.get("state", JobState.QUEUED),
+            changes.get("attempt", 0),
+            "null" if estimated_s is None else repr(estimated_s),
+            moment(job.created_at),
+            "null" if started_at is None else moment(started_at),
+        )
+        return self._brief % shown if text is None else f"{self._head % shown}{text}{self._tail}"
 
 
 class Fresh(NamedTuple):

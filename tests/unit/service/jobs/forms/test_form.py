@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 
 import pytest
 from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 
-from gemmserve_service.http.routes.jobs import _moment
-from gemmserve_service.jobs.forms.form import PLACES, Asked, Form, Fresh, plain, record_text, record_texts
+from gemmserve_service.jobs.forms.form import PLACES, Asked, Form, Fresh, moment, plain, record_text, record_texts
 from gemmserve_service.schemas import JobInfo, JobRequest, JobState
 
 A, B, C = ("arr_01jd2w7m4h8k3n5p6q9r0s1t2v", "arr_01jd2w7n5j9m4p6q7r0s1t2v3w_7", "arr_01jd2w7p6k0n5q7r8s1t2v3w4x")
@@ -46,10 +46,15 @@ def test_a_job_is_written_as_without_its_form(fields, microsecond):
     )  # fmt: skip
     fresh = Fresh(form, ids, job_id, created, "me")
     assert (fresh.info(), fresh.info().owner, fresh.op) == (info, "me", request.op)
-    moment = _moment(created)
-    assert moment == to_json(created).decode()
-    assert form.brief_answer(job_id, moment) == info.model_dump_json(exclude={"request"})
-    assert form.whole_answer(job_id, moment, text) == info.model_dump_json()
+    assert moment(created) == to_json(created).decode()
+    assert form.answer(fresh, {}, text) == info.model_dump_json()
+    assert form.answer(fresh, {}, None) == info.model_dump_json(exclude={"request"})
+    for estimated_s in (1e-06, 0.000203, 12.5, 3e7):
+        changes = {"state": JobState.RUNNING, "attempt": 2, "started_at": created, "estimated_s": estimated_s}
+        running = info.model_copy(update=changes)
+        assert json.loads(form.answer(fresh, changes, text)) == running.model_dump(mode="json")
+        assert json.loads(form.answer(fresh, changes, None)) == running.model_dump(mode="json", exclude={"request"})
+    assert form.answer(fresh, {**changes, "share": 0.5}, text) is None
 
 
 def test_jobs_of_a_form_share_nothing_that_changes():
