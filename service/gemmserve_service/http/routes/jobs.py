@@ -389,6 +389,7 @@ async def _known(forms: KnownForms, body: bytes | bytearray) -> tuple[bool, Sequ
                     if isinstance(request, ProgramJob):
                         return None
                     forms.learn(element, _parse)
+                    await turns.pause()
                 found[element] = request
             requests.append(request)
             if len(requests) % _AT_ONCE == 0:

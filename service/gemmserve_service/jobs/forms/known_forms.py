@@ -43,15 +43,17 @@ class KnownForms:
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, ...], tuple[Form, Order | None]] = OrderedDict()
-        self._seen: OrderedDict[int, None] = OrderedDict()
-        """Hashes of what was asked for once, and is worth a form when it comes again; also of what has none."""
+        self._seen: OrderedDict[int, bool] = OrderedDict()
+        """Hashes of what was asked for and is not known: whether that is because it has no form, or it came once."""
 
     def find(self, text: str) -> Asked | None:
         """The job that is asked for by a JSON text; None: such a one is not known."""
         parts = _QUOTED_ID.split(text)
-        found = self._known.get(tuple(parts[::2]))
+        key = tuple(parts[::2])
+        found = self._known.get(key)
         if found is None:
             return None
+        self._known.move_to_end(key)
         form, order = found
         ids = tuple(parts[1::2])
         return Asked(form, ids if order is None else order(ids))
@@ -64,16 +66,23 @@ class KnownForms:
         if not 5 <= len(parts) <= 2 * len(PLACES) + 1 or len(text) > MAX_CHARACTERS or not text.isascii():
             return
         key = tuple(parts[::2])
-        if (known := hash(key)) not in self._seen:
-            self._seen[known] = None
-            if len(self._seen) > _MAX_SEEN:
-                self._seen.popitem(last=False)
-            return
-        found = _form(key, parse)
-        if found is not None:
-            self._known[key] = found
-            if len(self._known) > _MAX_KEPT:
-                self._known.popitem(last=False)
+        seen = self._seen.get(hash(key))
+        if seen is None:
+            self._seen[hash(key)] = False
+            _bound(self._seen, _MAX_SEEN)
+        elif not seen:
+            found = _form(key, parse)
+            if found is None:
+                self._seen[hash(key)] = True
+            else:
+                del self._seen[hash(key)]
+                self._known[key] = found
+                _bound(self._known, _MAX_KEPT)
+
+
+def _bound(kept: OrderedDict[Any, Any], most: int) -> None:
+    if len(kept) > most:
+        kept.popitem(last=False)
 
 
 def _form(pieces: tuple[str, ...], parse: Parse) -> tuple[Form, Order | None] | None:

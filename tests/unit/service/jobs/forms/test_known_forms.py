@@ -89,8 +89,33 @@ def test_long_ones_and_too_many_are_not_kept(known):
     assert taught(known, long) is None
     texts = [f'{{"op":"gemm","a":"{A}","b":"{B}","priority":{n - 100}{" " * k}}}' for n in range(200) for k in range(8)]
     assert all(taught(known, text) is not None for text in texts)
-    assert (len(known._known), len(known._seen)) == (known_forms._MAX_KEPT, known_forms._MAX_SEEN)
+    assert len(known._known) == known_forms._MAX_KEPT
     assert known.find(texts[0]) is None
+    assert taught(known, texts[0]) is not None, "it may come back"
+    for n in range(2 * known_forms._MAX_SEEN):
+        known.learn(f'{{"op":"gemm","a":"{A}","b":"{B}","priority":1{" " * (n % 1024)}{" " * (n // 1024)}}}', parse)
+    assert len(known._seen) <= known_forms._MAX_SEEN
+
+
+def test_what_is_asked_for_often_stays(known):
+    often, *others = [f'{{"op":"gemm","a":"{A}","b":"{B}","priority":1{" " * n}}}' for n in range(600)]
+    assert taught(known, often) is not None
+    for other in others:
+        assert taught(known, other) is not None
+        assert known.find(often) is not None
+
+
+@pytest.mark.parametrize("rest", ['"name":"%s"', '"c":{"id":"%s"}'])
+def test_what_has_no_form_is_found_out_once(known, rest):
+    parsed = []
+
+    def noted(text):
+        parsed.append(text)
+        return parse(text)
+
+    for n in range(5):
+        known.learn(f'{{"op":"gemm","a":"{A}","b":"{B}",{rest % (C, D)[n % 2]}}}', noted)
+    assert len(parsed) == 1
 
 
 def random_job(random):
