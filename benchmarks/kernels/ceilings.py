@@ -18,7 +18,7 @@ CUDA_R_32I = 10
 def seconds(row, rates):
     """The least that a row's arithmetic and traffic take, or None where it is not known.
 
-    `row`: dtype, compute, algorithm, arithmetic, flops (8 m n k for complex), nbytes, m, n and k.
+    `row`: dtype, compute, algorithm, arithmetic, bits, flops (8 m n k for complex), nbytes, m, n and k.
     """
     unit = _unit(row)
     if unit is None or rates.get(unit[0]) is None or rates.get("copy") is None:
@@ -46,6 +46,8 @@ def _unit(row):
         return "tf32", 3.0 if arithmetic == "3xtf32" else 1.0
     if arithmetic == "ozaki":  # one product modulo each number, two of complex ones, which have four of their own
         return "int8", needed(row["k"], np.dtype(dtype)) * (2 / 4 if is_complex else 1)
+    if row.get("bits") is not None:  # emulated: how many products of integers is not told
+        return None
     if row["compute"] in {"tf32", "1xtf32"} or "TF32" in row["who"]:
         return "tf32", 1.0
     if "3m" in row["who"]:

@@ -8,7 +8,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import half
+import newest_blas
 import numpy as np
+from suite import by_residues
 
 from gemmserve_kernels import ConfigInfeasible, DeviceError, GemmConfig, gemm, prepare
 from gemmserve_kernels.bench.targets import by_hand, reduced, run_case
@@ -31,7 +33,7 @@ class Contender:
     """One way to compute a case. `run(i)` uses the i-th set of operands and returns the results by name.
 
     `arithmetic` is what the tensor cores multiply, "plain", or "" where it is not ours to say. `case`: what it
-    computes, where that is another case than everybody's.
+    computes, where that is another case than everybody's. `bits`: those of the mantissa that its last product kept.
     """
 
     who: str
@@ -39,10 +41,13 @@ class Contender:
     arithmetic: str
     run: Callable[[int], dict[str, Any]]
     case: Any = None
+    bits: Callable[[], int] | None = None
 
 
-def contenders(case, sets, spec, *, forced=True, prepared=False):
-    """Ours first, then our other algorithms by name, ours on prepared operands, the rivals. Raises KernelError."""
+def contenders(case, sets, spec, *, forced=True, prepared=False, residues=False):
+    """Ours first, then our other algorithms by name, with other numbers of residues, on prepared operands, the rivals.
+    Raises KernelError.
+    """
     if case.op != "gemm":
         return _reducers(case, sets, spec)
     chosen = plan(case.problem(), spec)
@@ -54,9 +59,11 @@ def contenders(case, sets, spec, *, forced=True, prepared=False):
             for name, each in others.items()
             if name not in {chosen.algorithm, "vendor"}
         ]
+    if residues:
+        found += _by_residues(case, sets, spec)
     if prepared and chosen.arithmetic in PREPARABLE:
         found.append(_prepared(case, sets, chosen))
-    return found + _rivals(case, sets, spec)
+    return found + _rivals(case, sets, spec) + _newest(case, sets)
 
 
 def _reducers(case, sets, spec):
@@ -72,7 +79,7 @@ def _reducers(case, sets, spec):
         alone = replace(case, op="gemm")
         found.append(replace(_ours(alone, sets, "our product", plan(alone.problem(), spec)), case=alone))
     found.append(_by_hand(case, sets))
-    return [*found, _unrounded(case, sets)] if case.dtype == "float16" else found
+    return [*found, *([_unrounded(case, sets)] if case.dtype == "float16" else []), *_newest(case, sets)]
 
 
 def modes(case, sets, spec, computes):
@@ -118,6 +125,32 @@ def _unrounded(case, sets):
         return reduced(cupy, case, half.product(arrays["a"], arrays["b"], case.trans_a, case.trans_b))
 
     return Contender("cuBLAS to float32", "vendor", "", run)
+
+
+def _by_residues(case, sets, spec):
+    found = []
+    for count, named in by_residues(case):
+        try:
+            found.append(_ours(named, sets, f"ozaki {count}", plan(named.problem(), spec)))
+        except KernelError:  # a device without the algorithm
+            continue
+    return found
+
+
+def _newest(case, sets):
+    """A newer version of the vendor's library, where one has been named; it multiplies, and CuPy reduces."""
+    import cupy
+
+    if case.op == "gemm":
+        return [
+            Contender(mode.name, "vendor", "", lambda i, run=run: {"d": run(i)}, bits=bits if mode.emulated else None)
+            for mode, run, bits in newest_blas.rivals(case, sets)
+        ]
+    return [
+        Contender(mode.name, "vendor", "", lambda i, run=run: reduced(cupy, case, run(i)))
+        for mode, run, _ in newest_blas.rivals(case, sets)
+        if not mode.emulated
+    ]
 
 
 def _vendor(case, sets, spec, compute, who):

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemmserve_kernels.bench import elementwise
+from gemmserve_kernels.bench import elementwise, kinds
+from gemmserve_kernels.bench.cases import INITS
 
 BINADES = {"float16": 8}
 WIDE, GRADED = 24, 40
 ROWS = 256
 """Rows of a result that are checked, of every matrix that is."""
+ELEMENTWISE = ("float32", "complex64", "float64", "complex128")
 MATRICES_ROWS = 4096
 """Rows of all matrices of a batch that are checked, together."""
 
@@ -26,7 +28,11 @@ MATRICES_ROWS = 4096
 
 
 def operands(xp, case, seed=0):
-    """Arrays of `case` by name, see gemmserve_kernels.bench.cases.INITS; other numbers than on the host."""
+    """Arrays of `case` by name, see gemmserve_kernels.bench.cases.INITS; other numbers than on the host. Of one product
+    as it stands, also the kinds of gemmserve_kernels.bench.kinds.
+    """
+    if case.init not in INITS:
+        return dict(zip("ab", kinds.operands(xp, case.init, case.m, case.n, case.k, case.dtype, seed), strict=True))
     rng = xp.random.default_rng(seed + case.seed)
     found = {name: draw(xp, rng, shape, case.stored_dtype, case.init) for name, shape in case.shapes().items()}
     if case.init in {"graded", "ill-scaled"}:
@@ -141,6 +147,32 @@ class Oracle:
         host = rows.get() if hasattr(rows, "get") else rows
         imaginary = float(norm(x.imag.ravel())) if x.dtype.kind == "c" else 0.0
         return float(norm(x.ravel())), float(norm(x.real.ravel())), imaginary, host.tolist()
+
+
+class Elements:
+    """Worst errors of elements on some rows of one product as it stands, of all contenders at once."""
+
+    ROWS = 64
+
+    def __init__(self, xp, case, arrays):
+        self._xp, self._arrays = xp, arrays
+        self._rows = _spread(xp, case.m, min(case.m, self.ROWS))
+        self._results = {}
+
+    @staticmethod
+    def apply(case):
+        """Whether they are known of a case: 32-bit or 64-bit data, D = A B."""
+        plain = case.trans_a == case.trans_b == "N" and (case.alpha, case.beta) == (1, 0) and case.batch == 1
+        return case.op == "gemm" and plain and case.dtype in ELEMENTWISE and case.layout == "interleaved"
+
+    def take(self, who, d):
+        """Keep what is looked at of a result."""
+        self._results[who] = d[self._rows]
+
+    def found(self):
+        """Errors by name, in units of u of |A| |B|."""
+        a, b = self._arrays["a"][self._rows], self._arrays["b"]
+        return elementwise.elementwise(self._xp, a, b, self._results)
 
 
 REDUCE = {

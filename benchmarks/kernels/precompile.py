@@ -1,10 +1,12 @@
 """Compiles kernels ahead of their use into the kernel cache; needs NVRTC and no device.
 
-    GEMMSERVE_KERNEL_CACHE=DIR python benchmarks/kernels/precompile.py [--suite] [--table] [--sources FILE ...]
+    GEMMSERVE_KERNEL_CACHE=DIR python benchmarks/kernels/precompile.py [--suite] [--tables NAME ...] [--table]
+        [--sources FILE ...]
 
-`--suite`: what run.py would compile; `--table`: what tune_dispatch.py would; `--common`: what dispatch chooses for
-products of common sizes; `--sources`: what is listed in a file, one JSON object {"name", "defines"} a line. The cache
-is used by the machine that has the same compiler and these very sources. Exits 1 where something does not compile.
+`--suite`: what run.py would compile, `--tables` for some of its tables; `--table`: what tune_dispatch.py would;
+`--common`: what dispatch chooses for products of common sizes; `--sources`: what is listed in a file, one JSON object
+{"name", "defines"} a line. The cache is used by the machine that has the same compiler and these very sources. Exits 1
+where something does not compile.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import tune_dispatch
-from suite import MODES, suite
+from suite import MODES, by_residues, suite
 
 from gemmserve_kernels.bench.cases import Case
 from gemmserve_kernels.bench.sources import sources
@@ -33,11 +35,15 @@ from gemmserve_kernels.problem.validation import compute_modes
 COMMON = (16, 64, 256, 512, 1024, 2048, 4096, 8192)
 
 
-def of_suite(spec):
-    """Every source of the suite."""
+def of_suite(spec, names=None):
+    """Every source of the suite, or of its tables of these names."""
     found = set()
     for table in suite():
+        if names and table.name not in names:
+            continue
         for case in table.cases:
+            for _, named in by_residues(case) if table.residues else ():
+                found |= sources(named, spec)
             computes = (case.compute,) if table.timed else MODES[case.dtype]
             for compute in computes:
                 found |= sources(replace(case, compute=compute), spec)
@@ -87,6 +93,7 @@ def compiled(job):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--suite", action="store_true", help="what run.py would compile")
+    parser.add_argument("--tables", nargs="+", metavar="NAME", help="of the suite, only these tables")
     parser.add_argument("--table", action="store_true", help="what tune_dispatch.py would compile")
     parser.add_argument("--common", action="store_true", help="what common products would compile")
     parser.add_argument("--sources", type=Path, nargs="+", default=[], metavar="FILE", help="lists of sources")
@@ -99,7 +106,9 @@ def main(argv=None):
     spec = KNOWN[args.device]
     began = time.perf_counter()
     found = set().union(*(listed(path) for path in args.sources))
-    for wanted, of in ((args.suite, of_suite), (args.table, of_table), (args.common, of_common)):
+    if args.suite or args.tables:
+        found |= of_suite(spec, args.tables)
+    for wanted, of in ((args.table, of_table), (args.common, of_common)):
         found |= of(spec) if wanted else set()
     print(f"{len(found)} sources for {spec.arch}: {dict(Counter(source.name for source in found))}", flush=True)
     if args.write:

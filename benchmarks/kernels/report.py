@@ -31,6 +31,7 @@ TITLES = {
     "scalars": "With alpha, beta and C",
     "planar": "Planar operands",
     "tf32": "compute=tf32",
+    "second-wave": "Beside the vendor's newest library, where one was there, and small and thin products",
     "gemm_reduce": "gemm_reduce (batch, m, n, k) over m; the rival multiplies, then reduces",
 }
 NOTE = """\

@@ -5,8 +5,9 @@
 Every case's contenders take turns on operands that rotate through three times the level-2 cache; see timing.py for what
 `seconds` (the device's) and `wall` (the caller's) are. Results are compared, on the device, with the product in double
 precision (64-bit data: exact). Ceilings are measured first. The JSON is written after every case: run again, it goes on
-where it stopped, and passes over a case in which it died. Exits 2 where there is no GPU (--device cpu measures NumPy),
-3 where a case failed, 4 where the time was up, 1 where a fault or a case that hung ended it: run again.
+where it stopped, and passes over a case in which it died. With GEMMSERVE_RIVAL_CUBLAS a newer cuBLAS competes, see
+newest_blas.py. Exits 2 where there is no GPU (--device cpu measures NumPy) or no such library, 3 where a case failed, 4
+where the time was up, 1 where a fault or a case that hung ended it: run again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import ceilings
 import data
+import newest_blas
 import numpy as np
 import timing
 from contenders import Contender, contenders, modes
@@ -65,7 +67,8 @@ class Gpu:
         """Who competes, ours first."""
         if not table.timed:
             return modes(case, sets, self.spec, MODES[case.dtype])
-        return contenders(case, sets, self.spec, forced=table.forced, prepared=table.prepared)
+        wanted = {"forced": table.forced, "prepared": table.prepared, "residues": table.residues}
+        return contenders(case, sets, self.spec, **wanted)
 
     def rates(self):
         """Ceilings."""
@@ -149,14 +152,14 @@ def measure(machine, table, case, rates, *, rounds, budget):
     problem = case.problem()
     arrays = data.operands(machine.xp, case)
     sets = machine.sets(arrays) if table.timed else [arrays]
-    found, failures = checked(machine, case, sets, machine.contenders(case, sets, table))
+    found, failures = checked(machine, case, sets, machine.contenders(case, sets, table), elements=table.elements)
     times = {}
     if table.timed:
         runs = {each.who: each.run for each, *_ in found}
         times = timing.in_turns(machine.clock, runs, rounds=rounds, budget=budget)
     state = machine.state()
     rows = []
-    for each, errors, share, workspace in found:
+    for each, errors, share, workspace, element in found:
         took = times.get(each.who)
         row = {
             "table": table.name, "label": label(case), "case": case.label, "op": case.op, "dtype": case.dtype,
@@ -168,7 +171,7 @@ def measure(machine, table, case, rates, *, rounds, budget):
             "wall": took and took.wall, "rounds": took and took.rounds, "calls": took and took.calls,
             "rel_fro": errors.rel_fro, "worst_row": errors.worst_row, "rel_real": errors.rel_real,
             "rel_imag": errors.rel_imag, "checked": errors.checked, "fallback": share, "workspace": workspace,
-            "state": state,
+            "element": element and element.modulus, "bits": each.bits and each.bits(), "state": state,
         }  # fmt: skip
         rows.append(row | derived(row, rates))
     return rows, failures
@@ -195,11 +198,12 @@ def derived(row, rates):
     }
 
 
-def checked(machine, case, sets, every):
-    """Each contender's errors, the share of elements that fell back to plain arithmetic (None: it has none), and for
-    reductions the memory taken beyond operands and results.
+def checked(machine, case, sets, every, *, elements=False):
+    """Each contender's errors, the share of elements that fell back to plain arithmetic (None: it has none), for
+    reductions the memory taken beyond operands and results, and the errors of elements where they are asked for.
     """
     oracle = cache(lambda case: (data.Oracle if case.op == "gemm" else data.ReduceOracle)(machine.xp, case, sets[0]))
+    sampled = data.Elements(machine.xp, case, sets[0]) if elements and data.Elements.apply(case) else None
     found, failures = [], []
     for each in every:
         machine.poison(case.batch * case.m * case.n * np.dtype(case.dtype).itemsize)
@@ -207,12 +211,15 @@ def checked(machine, case, sets, every):
             own = each.case or case
             results = each.run(0)
             errors = oracle(own).errors(results["d"] if own.op == "gemm" else results)
+            if sampled:
+                sampled.take(each.who, results["d"])
             del results
             workspace = machine.workspace(each.run) if case.op == "gemm_reduce" else None
             found.append((each, errors, fallback_share(each), workspace))
         except (KernelError, DeviceError) as error:
             failures.append(f"{each.who}: {type(error).__name__}: {error}")
-    return found, failures
+    worst = sampled.found() if sampled else {}
+    return [(*one, worst.get(one[0].who)) for one in found], failures
 
 
 def fallback_share(contender):
@@ -230,12 +237,16 @@ def describe(row):
         errors += f" re {row['rel_real']:.1e} im {row['rel_imag']:.1e}"
     if row["fallback"]:
         errors += f" fallback {row['fallback']:.1%}"
+    if row["element"] is not None:
+        errors += f" worst element {row['element']:.2g} u"
+    if row["bits"] is not None:
+        errors += f" bits {row['bits']}"
     if not row["seconds"]:
-        return f"  {row['who']:16} {row['algorithm']:7} {errors}"
+        return f"  {row['who']:21} {row['algorithm']:7} {errors}"
     wall = f" wall {row['wall'] * 1e3:9.4f}" if row["wall"] else " " * 15
     share = f" {row['ceiling_share']:4.0%}" if row["ceiling_share"] else " " * 5
     return (
-        f"  {row['who']:16} {row['algorithm']:7} {row['seconds'] * 1e3:9.4f} ms{wall} {row['tflops']:7.2f} TF{share}"
+        f"  {row['who']:21} {row['algorithm']:7} {row['seconds'] * 1e3:9.4f} ms{wall} {row['tflops']:7.2f} TF{share}"
         f" {row['bytes_per_s'] / 1e9:6.0f} GB/s ±{row['spread']:.1%}  {errors}"
     )
 
@@ -272,9 +283,15 @@ def main(argv=None):
     except DeviceError as error:
         print(f"no such device: {error} (--device cpu measures NumPy instead)", file=sys.stderr)
         return 2
+    try:
+        newest = {newest_blas.NAME: newest_blas.version()} if args.device != "cpu" and newest_blas.available() else {}
+    except DeviceError as error:
+        print(error, file=sys.stderr)
+        return 2
     slug = re.sub(r"[^a-z0-9]+", "-", machine.spec.name.lower()).strip("-")
     about = environment(machine.spec) | {"rounds": args.rounds, "quick": args.quick}
     results = Results(args.output or DOCS / f"kernels-{slug}.json", about, digest(), fresh=args.fresh)
+    results.document["environment"] |= newest
     began, status = time.perf_counter(), 0
     if results.document.get("rates") is None:
         results.document["rates"] = machine.rates()
@@ -311,7 +328,8 @@ def main(argv=None):
     results.document["failed"] = failed
     results.save()
     for each in results.document["summary"]["targets"]:
-        print(f"{each['name']}: {each['found']} {each['unit']} (target {each['target']}, stretch {each['stretch']})")
+        aimed = f"(target {each['target']}, stretch {each['stretch']}, met {each['met']})"
+        print(f"{each['name']}: {each['found']} {each['unit']} {aimed}")
     print(f"{results.path}, {time.perf_counter() - began:.0f} s")
     return status
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gemmserve_kernels import GemmConfig
+from gemmserve_kernels.algorithms.ozaki.moduli import Moduli, available, needed
 from gemmserve_kernels.bench.cases import Case
 
 KINDS = ("normal", "positive", "wide", "graded", "ill-scaled")
@@ -28,7 +29,11 @@ REDUCTIONS = {
     "complex64": ((16, 2048, 2048, 1024), (64, 1024, 1024, 256), (256, 512, 512, 64)),
     "float32": ((64, 1024, 1024, 256), (256, 512, 512, 64)),
 }
+RESIDUES_ERROR = 2e-15
+"""What is looked for among numbers of residues: errors from there down."""
 DOUBLE = (("complex128", "absmax"), ("float64", "max"))
+SECOND_THIN = ((64, 8192, 8192), (8192, 64, 8192), (64, 64, 65536), (300, 5000, 20000))
+SECOND_BATCHED = ((64, 8192, "float32"), (32, 16384, "float64"), (64, 2048, "complex128"))
 TALL = (("complex64", (4, 65536, 4096, 64)), ("float32", (4, 65536, 4096, 128)))
 """Products with many more rows and columns than steps of k, of which the rival's is 8.6 or 4.3 GB."""
 HALF = (
@@ -46,14 +51,17 @@ HALF = (
 class Table:
     """Cases that are shown together.
 
-    `forced`: our other algorithms by name too. `prepared`: ours on operands prepared beforehand too. `timed`: whether
-    there are times, or errors alone, then of every compute mode on the same data.
+    `forced`: our other algorithms by name too. `prepared`: ours on operands prepared beforehand too. `residues`: of
+    data in double ours with other numbers of residues too. `elements`: errors of elements too. `timed`: whether there
+    are times, or errors alone, then of every compute mode on the same data.
     """
 
     name: str
     cases: tuple[Case, ...]
     forced: bool = True
     prepared: bool = False
+    residues: bool = False
+    elements: bool = False
     timed: bool = True
 
 
@@ -86,7 +94,31 @@ def suite(quick=False):
         Table("half", halves(large)),
         Table("other batches", other_batches()),
         Table("gemm_reduce", reductions(quick), forced=False),
+        Table("second-wave", second_wave(quick), prepared=True, residues=True, elements=True),
     ]
+
+
+def second_wave(quick=False):
+    """Where the vendor's newest library, or plain arithmetic on small and thin products, is hard to be faster than."""
+    double = {"dtype": "complex128"}
+    cubes = (1024, 2048) if quick else (8192, 4096, 2048, 1024)
+    largest = max(cubes)
+    thin = tuple(Case(m=m, n=n, k=k) for m, n, k in SECOND_THIN)
+    return (
+        *square(*cubes, **double),
+        *square(largest, init="spikes", **double),
+        *square(largest, dtype="float64"),
+        *reductions_in_double(),
+        HEADLINE,
+        *thin,
+        *(replace(case, compute="tf32") for case in thin[:1] + thin[2:3]),
+        *square(512, 768),
+        *square(768, compute="tf32"),
+        *(Case(m=n, n=n, k=n, batch=dict(BATCHED)[n]) for n in (48, 64, 96, 128, 256)),
+        *square(1024, dtype="float32"),
+        *(Case(m=n, n=n, k=n, batch=batch, dtype=dtype) for n, batch, dtype in SECOND_BATCHED),
+        *square(2048 if quick else 4096, dtype="float16"),
+    )
 
 
 def halves(large):
@@ -128,10 +160,7 @@ def reductions(quick=False):
         for dtype, shapes in REDUCTIONS.items()
         for batch, m, n, k in (shapes[-1:] if quick else shapes)
         for reduce in (("absmax",) if dtype == "complex64" else ("max",), ("sum",), ("sum", "sumsq", "absmax"))
-    ) + tuple(
-        Case(op="gemm_reduce", batch=8, m=1024, n=1024, k=512, dtype=dtype, reduce=(reduce,))
-        for dtype, reduce in DOUBLE
-    ) + tuple(
+    ) + reductions_in_double() + tuple(
         Case(op="gemm_reduce", batch=batch, m=m, n=n, k=k, dtype=dtype, reduce=("sumsq",))
         for dtype, (batch, m, n, k) in (TALL[:1] if quick else TALL)
     ) + tuple(
@@ -141,6 +170,29 @@ def reductions(quick=False):
         )
         for (batch, m, n, k), trans, reduce in (HALF[-1:] if quick else HALF)
     )  # fmt: skip
+
+
+def reductions_in_double():
+    """Of matrices too small for the vendor to be much slower at."""
+    return tuple(
+        Case(op="gemm_reduce", batch=8, m=1024, n=1024, k=512, dtype=dtype, reduce=(reduce,))
+        for dtype, reduce in DOUBLE
+    )
+
+
+def by_residues(case):
+    """A product of data in double with other numbers of residues than dispatch takes, of errors that are of interest:
+    (number, case).
+    """
+    if case.op != "gemm" or case.dtype not in {"float64", "complex128"} or case.batch > 1:
+        return []
+    is_complex = case.dtype == "complex128"
+    return [
+        (count, replace(case, compute="ozaki", config=GemmConfig(algorithm="ozaki", moduli=count)))
+        for count in range(1, len(available(complex_=is_complex)) + 1)
+        if count != needed(case.k, case.dtype)
+        and Moduli.first(count, complex_=is_complex).error(case.k) <= RESIDUES_ERROR
+    ]
 
 
 def label(case):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import statistics
 
+import newest_blas
 from data import largest
 
-PLAIN_RIVALS = ("vendor BLAS", "cupy", "cuBLAS to float32", "np.matmul")
+from gemmserve_kernels.bench import elementwise
+
+PLAIN_RIVALS = ("vendor BLAS", "cupy", "cuBLAS to float32", "np.matmul", newest_blas.NAME)
 """Plain arithmetic of the vendor, or what a user would write."""
-NOT_AUTO = ("prepared", "cuBLAS FAST_TF32", "cuBLAS zgemm3m")
-"""Not what `auto` is compared with: other work, or another class of error."""
+BITS_55, BITS_47, DYNAMIC = (mode.name for mode in newest_blas.EMULATED)
+NOT_AUTO = ("prepared", "cuBLAS FAST_TF32", "cuBLAS zgemm3m", BITS_55, BITS_47)
+"""Not what `auto` is compared with: other work, or another class of error. So are other numbers of residues."""
 NEVER_SLOWER = 0.97
 REDUCED = (
     ("complex64", (16, 2048, 2048, 1024), "absmax", 4.0),
@@ -35,7 +39,7 @@ def summary(rows):
                 continue
             rivals = [seconds for who, seconds in times.items() if who in PLAIN_RIVALS]
             ratios += [min(rivals) / ours] if rivals else []
-            same = {who: seconds for who, seconds in times.items() if who not in NOT_AUTO}
+            same = {who: seconds for who, seconds in times.items() if who not in NOT_AUTO and not by_residues(who)}
             best = min(same, key=same.get)
             over.append((same[best] / ours, " ".join(filter(None, names)), best))
         suffix = "" if time == "seconds" else "_wall"
@@ -50,7 +54,12 @@ def summary(rows):
                 if ratio < NEVER_SLOWER
             ],
         }
-    return found | {"targets": targets(rows)}
+    return found | {"targets": targets(rows), "second_wave_below": second_wave_below(rows)}
+
+
+def by_residues(who):
+    """Whether that is ours with a number of residues of its own."""
+    return who.startswith("ozaki ")
 
 
 def cases(rows):
@@ -67,7 +76,7 @@ def cases(rows):
 
 def targets(rows):
     """What was aimed at, on an H200, beside what was found: [{name, target, stretch, found, unit, met}]."""
-    every = [*_speed(rows), *_batched(rows), *_reduced(rows), *_errors(rows)]
+    every = [*_speed(rows), *_batched(rows), *_reduced(rows), *_errors(rows), *_second_wave(rows)]
     return [
         {
             "name": name,
@@ -148,6 +157,106 @@ def _reduced(rows):
     ]
     shares = [row["bandwidth_share"] for row in sums if row["bandwidth_share"]]
     yield "sum, over reading A and B at a copy's rate", "<= x", 1.3, None, 1 / min(shares) if shares else None
+
+
+# ---- the second wave: beside the vendor's newest library, see suite.second_wave
+
+AT_ITS_ERROR = (("complex128", 8192, 1.15, 1.3), ("complex128", 4096, 1.1, 1.25), ("complex128", 2048, 1.1, 1.2),
+                ("float64", 8192, 1.1, 1.25))  # fmt: skip
+SECOND_REDUCED = (("complex128", "absmax"), ("float64", "max"))
+SECOND_THIN = (((64, 8192, 8192), 2.5, 3.0), ((8192, 64, 8192), 2.5, 3.0), ((64, 64, 65536), 1.5, 2.5))
+SECOND_BATCHED = ((64, 1.5, 2.0), (128, 2.0, 2.5), (256, 2.5, 3.0))
+SECOND_SMALL = ((512, 1.3, 1.6), (768, 2.0, 2.4))
+RESIDUES_LIMIT = 2e-15
+
+
+def _second_wave(rows):
+    def of(**wanted):
+        wanted = {"compute": "auto", "op": "gemm", "init": "normal"} | wanted
+        chosen = [row for row in rows if row["table"] == "second-wave"]
+        return {row["who"]: row for row in chosen if all(row[name] == value for name, value in wanted.items())}
+
+    def cube(n, dtype="complex64", **wanted):
+        return of(m=n, n=n, k=n, batch=1, dtype=dtype, **wanted)
+
+    for dtype, reduce in SECOND_REDUCED:
+        found = of(op="gemm_reduce", dtype=dtype)
+        name = f"{dtype} 8x1024x1024x512 {reduce}, over cuBLAS then CuPy"
+        yield name, "x", 1.3, 2.0, _over_rivals(found)
+    for dtype, n, target, stretch in AT_ITS_ERROR:
+        found = cube(n, dtype)
+        rival = found.get(BITS_55)
+        best = _fastest(found, lambda row, rival=rival: rival and row["rel_fro"] <= rival["rel_fro"])
+        yield f"{dtype} {n}^3, over 55 bits at its error", "x", target, stretch, _times(rival, best)
+        yield f"{dtype} {n}^3, auto over 55 bits", "x", None, None, _times(rival, found.get("gemmserve"))
+        yield f"{dtype} {n}^3, auto's error over that of 55 bits", "<= x", None, None, _errors_over(found)
+    found = cube(8192, "complex128")
+    best = _fastest(found, lambda row: row["rel_fro"] <= RESIDUES_LIMIT)
+    yield "complex128 8192^3 at 2e-15, over 47 bits", "x", 1.05, 1.2, _times(found.get(BITS_47), best)
+    for init in ("normal", "spikes"):
+        found = cube(8192, "complex128", init=init)
+        best = _fastest(found, lambda row, found=found: _in_the_rule(row, found))
+        name = f"complex128 8192^3, {init}, over dynamic bits, accuracy rule kept"
+        yield name, "x", 1.3, 1.5, _times(found.get(DYNAMIC), best)
+    found = of(m=3456, n=4096, k=4096)
+    ours = found.get("prepared")
+    kept = ours and _in_the_rule(ours, found)
+    yield "complex64 3456x4096x4096 prepared, accuracy rule kept", "TF", 265, 320, _rate(ours) if kept else None
+    for (m, n, k), target, stretch in SECOND_THIN:
+        yield f"complex64 {m}x{n}x{k}, over cuBLAS", "x", target, stretch, _over_rivals(of(m=m, n=n, k=k))
+    for n, target, stretch in SECOND_BATCHED:
+        found = {who: row for who, row in of(m=n, dtype="complex64").items() if row["batch"] > 1}
+        yield f"complex64 batches of {n}^3, over cuBLAS", "x", target, stretch, _over_rivals(found)
+    for n, target, stretch in SECOND_SMALL:
+        yield f"complex64 {n}^3, over cuBLAS", "x", target, stretch, _over_rivals(cube(n))
+    ratios = [ratio for _, _, ratio in _second_ratios(rows)]
+    yield "any case of the second wave, over cuBLAS at worst", "x", 0.98, 1.0, min(ratios, default=None)
+
+
+def second_wave_below(rows):
+    """Cases of the second wave in which a rival of our class of errors is faster, the worst first."""
+    below = sorted((ratio, where, who) for where, who, ratio in _second_ratios(rows) if ratio < 1)
+    return [{"case": where, "best": who, "ratio": round(ratio, 3)} for ratio, where, who in below]
+
+
+def _second_ratios(rows):
+    """(case, rival, the fastest rival's time over ours) of every case."""
+    by_case = {}
+    for row in rows:
+        if row["table"] == "second-wave" and row["seconds"]:
+            key = (row["op"], row["case"], row["dtype"], row["compute"], row["label"])
+            by_case.setdefault(" ".join(filter(None, key)), {})[row["who"]] = row
+    for where, found in by_case.items():
+        rivals = {who: row["seconds"] for who, row in found.items() if who in (*PLAIN_RIVALS, DYNAMIC)}
+        if rivals and "gemmserve" in found:
+            best = min(rivals, key=rivals.get)
+            yield where, best, rivals[best] / found["gemmserve"]["seconds"]
+
+
+def _over_rivals(found):
+    """The fastest plain rival's time over that of `auto`."""
+    ratios = [_times(found.get(who), found.get("gemmserve")) for who in PLAIN_RIVALS]
+    return min(filter(None, ratios), default=None)
+
+
+def _fastest(found, allowed):
+    """Our fastest row that is allowed, operands as they come."""
+    theirs = (*PLAIN_RIVALS, *NOT_AUTO, DYNAMIC)
+    ours = [row for who, row in found.items() if who not in theirs and row["seconds"] and allowed(row)]
+    return min(ours, key=lambda row: row["seconds"], default=None)
+
+
+def _in_the_rule(row, found):
+    """Whether the worst element is within what is promised, beside the vendor's plain arithmetic; no, if not known."""
+    vendor = found.get("vendor BLAS")
+    if vendor is None or vendor["element"] is None or row["element"] is None:
+        return False
+    return row["element"] <= elementwise.limit(vendor["element"])
+
+
+def _errors_over(found):
+    ours, theirs = found.get("gemmserve"), found.get(BITS_55)
+    return ours["rel_fro"] / theirs["rel_fro"] if ours and theirs and theirs["rel_fro"] else None
 
 
 def _errors(rows):

@@ -60,7 +60,7 @@ def markdown(document, picture):
     for name in dict.fromkeys(figure["row"] for figure in figures):
         own = [figure for figure in figures if figure["row"] == name]
         lines += [f"## {name}", "", *table_lines(COLUMNS, map(row_cells, own)), ""]
-        lines += [sentence for say in (errors, bounds, unprepared) for sentence in map(say, own) if sentence]
+        lines += [sentence for say in (errors, bounds, unprepared, phases) for sentence in map(say, own) if sentence]
         for figure in own:
             if "kinds" in figure:
                 lines += [*kinds(figure), ""]
@@ -93,6 +93,16 @@ def unprepared(figure):
     if prepared is None or prepared["kernels"]:
         return None
     return f"{figure['case']}: kernels were still being loaded ahead.\n"
+
+
+def phases(figure):
+    """Return a sentence about where the time of an exchange went; None where that is not known."""
+    spent = figure.get("phases_ms")
+    if not spent:
+        return None
+    total = spent["total"]
+    named = ", ".join(f"{name} {value:.3g}" for name, value in spent.items() if name != "total")
+    return f"{figure['case']}: medians of {total:.3g} ms: {named}; the rest is sending, and waiting between them.\n"
 
 
 def kinds(figure):

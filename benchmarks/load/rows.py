@@ -10,12 +10,14 @@ import threading
 import time
 from pathlib import Path
 
-from benchmarks.load import first_products
+from benchmarks.load import block_trace, first_products
 from benchmarks.load.gauges import Gauges
 from benchmarks.load.stage import PATIENCE_S, drained, pairs, serving, settled, wait_for_none
 from benchmarks.service import ceilings, histogram
 from benchmarks.service.servers import KINDS, Server
+from benchmarks.service.turns import phases_of
 
+from gemmserve_service.executor.protocol import BLOCKS_AHEAD
 from gemmserve_service.tenancy.api_keys import new_key
 
 LINK_BYTES_PER_S = 44e9
@@ -158,7 +160,7 @@ def one_shots(stage):
         yield figure(
             f"{n}^3, {connections} connections", "products/s", answer["per_s"], min(sockets, kernel), bound_is,
             gauges=gauges, client_cpu=answer["client_cpu"], latency=answer["latency"], histogram=answer["histogram"],
-            errors=answer["errors"],
+            errors=answer["errors"], phases_ms=answer["phases_ms"],
         )  # fmt: skip
 
 
@@ -177,6 +179,7 @@ def generated(stage, address, connections, **command):
         "per_s": sum(answer["per_s"] for answer in answers), "latency": histogram.summary(whole),
         "histogram": histogram.encoded(whole), "client_cpu": sum(answer["client_cpu"] for answer in answers),
         "errors": {status: count for answer in answers for status, count in answer["errors"].items()},
+        "phases_ms": phases_of([timing for answer in answers for timing in answer["timings"]]),
     }  # fmt: skip
 
 
@@ -396,17 +399,19 @@ def streamed(stage):
         os.sync()  # so that no product is computed beside the writing of its operands
         for budget in stage.sizes.budgets:
             variables = {} if budget is None else {"GEMMSERVE_DEVICE_MEMORY_BYTES": str(budget)}
-            with serving(device, stage.folder, data=data, **variables) as server:
+            told = ("--log-level", "debug")  # when each block was at which stage
+            with serving(device, stage.folder, *told, data=data, **variables) as server:
                 settled(server)
                 with Gauges(server) as gauges:
                     answer = stage.clients[0].ask(PATIENCE_S, url=server.url, count=STREAMED, ids=ids, **work)
+                trace = block_trace.last_product(server.log.read_text(errors="replace"))
             first_s, *others = answer["seconds"]
             memory = "all memory" if budget is None else f"{budget / 1e9:g} GB of memory"
             bound_is = f"kernel loop of {near}^3, by operations"
             yield figure(
                 f"{n}^3 with {memory}", "s", statistics.median(others), bound, bound_is,
                 better="less", gauges=gauges, client_cpu=answer["client_cpu"], first_s=first_s, others_s=others, n=n,
-                budget=budget, phases=answer["phases"],
+                budget=budget, phases=answer["phases"], blocks_ahead=BLOCKS_AHEAD, trace=trace,
             )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ SETTINGS = {
 spare, registered before it is needed."""
 PATIENCE_S = 300.0
 POLL_S = 0.05
+RARELY_S = 0.25
 STILL_S = 15.0
 """Seconds without another word of a worker, which says how far it is every few seconds, after which it is done."""
 DRAIN_S = 120.0
@@ -171,18 +172,21 @@ def settled(server, devices=1, api_key=None):
     return server.prepared
 
 
-def wait_for_none(server, *names, within_s=DRAIN_S):
-    """Wait until the metrics of those names are all 0. Raises TimeoutError."""
+def wait_for_none(server, *names, within_s=DRAIN_S, poll_s=POLL_S):
+    """Wait until the metrics of those names are all 0, asked for every `poll_s`. Raises TimeoutError."""
     end = time.monotonic() + within_s
     while any(gauge(server, name) for name in names):
         if time.monotonic() > end:
             raise TimeoutError(f"{', '.join(names)} were not 0 within {within_s:.0f} s")
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
 
 
 def drained(server):
-    """Wait until no job waits or runs. Raises TimeoutError."""
-    wait_for_none(server, "gemmserve_queue_depth", "gemmserve_jobs_running")
+    """Wait until no job waits or runs. Raises TimeoutError.
+
+    Asked for rarely: an answer takes milliseconds of the front, whose time for a job is measured meanwhile.
+    """
+    wait_for_none(server, "gemmserve_queue_depth", "gemmserve_jobs_running", poll_s=RARELY_S)
 
 
 def roomiest():

@@ -246,9 +246,11 @@ class AsyncClient(ClientBase[AsyncIO, httpx.AsyncBaseTransport], LinearAlgebra):
         info = await self._run(self._flows.put(array, ttl_s=ttl_s, digest=digest, name=name, labels=labels))
         return self._made(info) if name is None else self._handle(info.id, info)
 
-    async def get(self, array: str | AsyncRemoteArray) -> AnyArray:
-        """Downloads an array, by its id or handle. Raises NotFound, Gone."""
-        return await (array.numpy() if isinstance(array, AsyncRemoteArray) else self._download(array))
+    async def get(self, array: str | AsyncRemoteArray, *, out: AnyArray | None = None) -> AnyArray:
+        """Downloads an array, by its id or handle. `out`: see `RemoteArray.numpy`. Raises NotFound, Gone."""
+        if isinstance(array, AsyncRemoteArray):
+            return await array.numpy(out=out)
+        return await (self._download(array) if out is None else (await self.array(array)).numpy(out=out))
 
     async def array(self, array_id: str) -> AsyncRemoteArray:
         """The handle of an array that is on the server. Raises NotFound, Gone."""
@@ -355,8 +357,8 @@ class AsyncClient(ClientBase[AsyncIO, httpx.AsyncBaseTransport], LinearAlgebra):
     async def _array_info(self, array_id: str) -> ArrayInfo:
         return await self._call(requests.array_info(array_id))
 
-    async def _download(self, array_id: str, nbytes: int = 0) -> AnyArray:
-        return requests.single_array(await self._run(self._flows.download(array_id, nbytes=nbytes)))
+    async def _download(self, array_id: str, nbytes: int = 0, out: AnyArray | None = None) -> AnyArray:
+        return requests.single_array(await self._run(self._flows.download(array_id, nbytes=nbytes, out=out)))
 
     async def _download_view(self, array_id: str, base: Base, view: View) -> AnyArray | None:
         return await self._run(self._flows.download_view(array_id, base, view))

@@ -311,9 +311,11 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport], LinearAlgebra):
         info = self._run(self._flows.put(local_array(a), ttl_s=ttl_s, digest=digest, name=name, labels=labels))
         return self._made(info) if name is None else self._handle(info.id, info)
 
-    def get(self, array: str | RemoteArray) -> AnyArray:
-        """Downloads an array, by its id or handle. Raises NotFound, Gone."""
-        return array.numpy() if isinstance(array, RemoteArray) else self._download(array)
+    def get(self, array: str | RemoteArray, *, out: AnyArray | None = None) -> AnyArray:
+        """Downloads an array, by its id or handle. `out`: see `RemoteArray.numpy`. Raises NotFound, Gone."""
+        if isinstance(array, RemoteArray):
+            return array.numpy(out=out)
+        return self._download(array) if out is None else self.array(array).numpy(out=out)
 
     def array(self, array_id: str) -> RemoteArray:
         """The handle of an array that is on the server. Raises NotFound, Gone."""
@@ -439,8 +441,8 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport], LinearAlgebra):
     def _look(self, array_id: str, info: ArrayInfo | None) -> tuple[ArrayInfo, AnyArray | None]:
         return self._run(self._flows.look(array_id, info))
 
-    def _download(self, array_id: str, nbytes: int = 0) -> AnyArray:
-        return requests.single_array(self._run(self._flows.download(array_id, nbytes=nbytes)))
+    def _download(self, array_id: str, nbytes: int = 0, out: AnyArray | None = None) -> AnyArray:
+        return requests.single_array(self._run(self._flows.download(array_id, nbytes=nbytes, out=out)))
 
     def _download_view(self, array_id: str, base: Base, view: View) -> AnyArray | None:
         return self._run(self._flows.download_view(array_id, base, view))

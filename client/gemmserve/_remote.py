@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+import numpy as np
+
 from gemmserve import _errors
 from gemmserve._calls.flows import TEMPORARY_TTL_S
 from gemmserve._handles.protocols import NumpyHandle
@@ -23,7 +25,7 @@ class ArraySession(Protocol):
     """Interface of the client as remote arrays that it made use it: `Client` is one."""
 
     def _array_info(self, array_id: str) -> ArrayInfo: ...
-    def _download(self, array_id: str, nbytes: int = 0) -> AnyArray: ...
+    def _download(self, array_id: str, nbytes: int = 0, out: AnyArray | None = None) -> AnyArray: ...
     def _download_view(self, array_id: str, base: Base, view: View) -> AnyArray | None: ...
     def _step(
         self, op: str, operands: Mapping[str, Any], params: Mapping[str, Any], made: Base, *, ttl_s: float | None = None
@@ -38,7 +40,7 @@ class AsyncArraySession(Protocol):
     """Interface of an AsyncClient as its remote arrays use it."""
 
     async def _array_info(self, array_id: str) -> ArrayInfo: ...
-    async def _download(self, array_id: str, nbytes: int = 0) -> AnyArray: ...
+    async def _download(self, array_id: str, nbytes: int = 0, out: AnyArray | None = None) -> AnyArray: ...
     async def _download_view(self, array_id: str, base: Base, view: View) -> AnyArray | None: ...
     async def _step(
         self, op: str, operands: Mapping[str, Any], params: Mapping[str, Any], made: Base, *, ttl_s: float | None = None
@@ -62,11 +64,23 @@ class RemoteArray(NumpyHandle[ArraySession]):
             self._info = self._client._array_info(self.id)
         return self._info
 
-    def numpy(self) -> AnyArray:
-        """Downloads the array (this view of it) into fresh memory."""
+    def numpy(self, *, out: AnyArray | None = None) -> AnyArray:
+        """Downloads the array (this view of it) into fresh memory, or into `out`, an array of the same shape and dtype,
+        and returns it.
+
+        Memory that was used before saves its first touch, which takes longer than a large download's copies. What is
+        contiguous in the array's order is received into as it comes: where the download fails, some of it may be
+        written. Raises TypeError, ValueError for an `out` that does not fit, before anything is downloaded.
+        """
+        if out is not None:
+            _check_out(out, self.shape, self.dtype)
+            return _placed(self._numpy(out), out)
+        return self._numpy()
+
+    def _numpy(self, out: AnyArray | None = None) -> AnyArray:
         if self._view is None:
             known = self._known
-            return self._client._download(self.id, 0 if known is None else known.size * known.dtype.itemsize)
+            return self._client._download(self.id, 0 if known is None else known.size * known.dtype.itemsize, out)
         array = self._client._download_view(self.id, self._base, self._view)
         if array is None:
             made = Base(self.shape, self.dtype)
@@ -108,16 +122,41 @@ class RemoteArray(NumpyHandle[ArraySession]):
             self.delete()
 
 
+def _check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Raise TypeError, ValueError where a download of that shape and dtype cannot go into `out`."""
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be a NumPy array, not {type(out).__name__}")
+    if out.shape != shape:
+        raise ValueError(f"out has shape {out.shape}, the array {shape}")
+    if out.dtype != dtype:
+        raise TypeError(f"out has dtype {out.dtype}, the array {dtype}")
+    if not out.flags.writeable:
+        raise ValueError("out is read-only")
+
+
+def _placed(array: AnyArray, out: AnyArray) -> AnyArray:
+    """Return `out` with the elements of what was downloaded, which may be it."""
+    if array is not out:
+        out[...] = array
+    return out
+
+
 class AsyncRemoteArray(NumpyHandle[AsyncArraySession]):
     """A RemoteArray of an AsyncClient: `await ra.numpy()`, `await (ra @ rb)`, `await ra.delete()`."""
 
     _awaited = True
 
-    async def numpy(self) -> AnyArray:
-        """Downloads the array (this view of it) into fresh memory."""
+    async def numpy(self, *, out: AnyArray | None = None) -> AnyArray:
+        """Downloads the array (this view of it) into fresh memory, or into `out`: see `RemoteArray.numpy`."""
+        if out is not None:
+            _check_out(out, self.shape, self.dtype)
+            return _placed(await self._numpy(out), out)
+        return await self._numpy()
+
+    async def _numpy(self, out: AnyArray | None = None) -> AnyArray:
         if self._view is None:
             known = self._known
-            return await self._client._download(self.id, 0 if known is None else known.size * known.dtype.itemsize)
+            return await self._client._download(self.id, 0 if known is None else known.size * known.dtype.itemsize, out)
         array = await self._client._download_view(self.id, self._base, self._view)
         if array is None:
             made = Base(self.shape, self.dtype)

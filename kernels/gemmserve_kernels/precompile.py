@@ -22,6 +22,7 @@ import numpy as np
 from gemmserve_kernels.bench.cases import Case
 from gemmserve_kernels.bench.sources import check_sources, prepared_sources, sources
 from gemmserve_kernels.device import compiler
+from gemmserve_kernels.device.element_counts import READ_COUNTERS
 from gemmserve_kernels.device.spec import KNOWN, cuda_device
 from gemmserve_kernels.problem.validation import compute_modes
 from gemmserve_kernels.problem.vocabulary import REDUCTIONS
@@ -106,7 +107,7 @@ def documented(arch: str) -> tuple[KernelSource, ...]:
     """Return the sources that the documented products compile on `arch`, in the order of `cases`; with those that
     prepare their operands and check their results. Raises KeyError for an architecture without a device.
     """
-    found: dict[KernelSource, None] = {}
+    found: dict[KernelSource, None] = {READ_COUNTERS: None}
     for case in cases():
         for spec in DEVICES[arch]:
             found.update(dict.fromkeys(sorted(sources(case, spec, every=False), key=repr)))

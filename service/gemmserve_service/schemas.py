@@ -64,6 +64,9 @@ Scalar = Annotated[
 _DIGITS: Final = "[0-9a-z]{26}(_[1-9][0-9]{0,2})?"
 """Pattern of ids behind their prefix: the cell's number is at their end, but for cell 0."""
 
+ARRAY_ID: Final = f"arr_{_DIGITS}".replace("(", "(?:")
+"""Pattern of an array's id, without groups."""
+
 ArrayId = Annotated[str, Field(pattern=rf"^arr_{_DIGITS}$", examples=["arr_01jd2w7m4h8k3n5p6q9r0s1t2v"])]
 Owner = Annotated[SkipJsonSchema[str], Field(exclude=True)]
 """Id of the API key that something belongs to, "" where the server has none. Never in an answer."""

@@ -7,6 +7,7 @@ Prints one JSON object a case.
 import gc
 import hashlib
 import json
+import logging
 import pathlib
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from cupy.cuda import memory
 from gemmserve_kernels.blocks import memory_plan
 from gemmserve_kernels.blocks.grid import GridRule
 from gemmserve_kernels.blocks.reduction import BlockReduction
-from gemmserve_service.executor.protocol import ArrayRef, BlockOf
+from gemmserve_service.executor.protocol import BLOCKS_AHEAD, ArrayRef, BlockOf
 from gemmserve_service.executor.worker.backend import call
 from gemmserve_service.executor.worker.blocks.gridded import grid_of
 from gemmserve_service.executor.worker.cuda import backend as cuda
@@ -43,11 +44,13 @@ UPLOADED = [0]
 CALLS = [0]
 FAILING = 0
 """The first of so many products finds too little memory; 0: none does."""
+SHORT = []
+"""Numbers of products, in their order, that find too little memory."""
 
 
 def kernel(params, operands, outs):
     CALLS[0] += 1
-    if FAILING and CALLS[0] % FAILING == 0:
+    if (FAILING and CALLS[0] % FAILING == 0) or CALLS[0] in SHORT:
         raise memory.OutOfMemoryError(1, 1, 1)
     STRIPS.append(getattr(params, "strips", 1))
     if PLANES:
@@ -165,6 +168,14 @@ def run(backend, messages, *, overlapped):
     return answers
 
 
+def expecting(order, **fields):
+    """Blocks in an order, each with those that come after it."""
+    return [
+        BlockOf(parent="t", index=index, ahead=tuple(order[place + 1 : place + 1 + BLOCKS_AHEAD]), **fields)
+        for place, index in enumerate(order)
+    ]
+
+
 def reduction(share, *, overlapped, blocks=False, shuffle=None, failing=0):
     """`case` of a reduction; `blocks`: by blocks as messages of their own, and then one that puts them together."""
     global FAILING
@@ -185,7 +196,7 @@ def reduction(share, *, overlapped, blocks=False, shuffle=None, failing=0):
         order = list(plan.order)
         if shuffle is not None:
             np.random.default_rng(shuffle).shuffle(order)
-        named = [BlockOf(parent="t", sides=grid.sides, index=index, algorithm="simt") for index in order]
+        named = expecting(order, sides=grid.sides, algorithm="simt")
         messages = [replace(message, task=f"t/{block.index}", block=block) for block in named]
     FAILING = failing
     answers = run(backend, messages, overlapped=overlapped)
@@ -228,7 +239,7 @@ def case(name, share, *, overlapped, blocks=False, shuffle=None, failing=0):
         order = list(plan.order)
         if shuffle is not None:
             np.random.default_rng(shuffle).shuffle(order)
-        named = [BlockOf(parent="t", sides=grid.sides, index=index, algorithm="vendor") for index in order]
+        named = expecting(order, sides=grid.sides, algorithm="vendor")
         messages = [replace(message, task=f"t/{block.index}", block=block) for block in named]
     FAILING = failing
     answers = run(backend, messages, overlapped=overlapped)
@@ -287,3 +298,35 @@ PANEL, WINDOW = 128 * K * 4, 128 * 128 * 4
 PAIR = 2 * PANEL + WINDOW + PLANES * K * 256
 for budget in (2 * PAIR, PAIR + PANEL + WINDOW // 2, PAIR - PANEL // 2):
     stripped(budget)
+
+
+def short(count):
+    """A product whose sixth block finds too little memory so often."""
+    message, view = message_of("plain")
+    grid = grid_of(message.params, message.operands, RULE)
+    backend = opened(int(WHOLE * 0.6))
+    plan = backend.plan_blocks(grid)
+    CALLS[0] = 0
+    SHORT[:] = range(6, 6 + count)
+    said = []
+    heard = logging.Handler()
+    heard.emit = lambda record: said.append(record.getMessage())
+    logger = logging.getLogger("gemmserve_service.executor.worker")
+    logger.addHandler(heard)
+    logger.setLevel(logging.DEBUG)
+    answers = run(backend, [message], overlapped=True)
+    logger.removeHandler(heard)
+    logger.setLevel(logging.NOTSET)
+    print(json.dumps({
+        "case": "short", "count": count, "answers": [answer.kind for answer in answers], "calls": CALLS[0],
+        "blocks": grid.count, "bits": hashlib.sha256(bytes(view)).hexdigest(), "uploaded": UPLOADED[0],
+        "planned": plan.uploaded_bytes, "pair": sum(plan.slot_bytes), "slots": plan.slots,
+        "used": backend.copies.resident.used, "peak": ACCOUNT.peak, "budget": int(WHOLE * 0.6),
+        "order": plan.order, "log": "\n".join(said) if not count else "", "h2d_s": answers[0].timings.h2d_s,
+    }), flush=True)  # fmt: skip
+    SHORT.clear()
+
+
+PLANES = 0
+for count in range(6):
+    short(count)

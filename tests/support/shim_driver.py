@@ -32,6 +32,7 @@ from gemmserve_kernels.algorithms.splits.reduce_fallback import ReduceFallbackPa
 from gemmserve_kernels.algorithms.splits.split import SplitParams  # noqa: E402
 from gemmserve_kernels.algorithms.sums.gemm_reduce import SumsParams  # noqa: E402
 from gemmserve_kernels.device import compiler, driver  # noqa: E402
+from gemmserve_kernels.device.element_counts import ReadCountersParams  # noqa: E402
 from gemmserve_kernels.device.spec import KNOWN, DeviceSpec  # noqa: E402
 from gemmserve_kernels.device.struct_params import CombineParams, GemmParams, GemmReduceParams  # noqa: E402
 from gemmserve_kernels.dispatch import gemm as gemm_module  # noqa: E402
@@ -55,6 +56,7 @@ PARAMS = {
     "sums": SumsParams,
     "gram": GramParams,
     "gram_form": GramFormParams,
+    "read_counters": ReadCountersParams,
     "freivalds_signs": freivalds_device.SignsParams,
     "freivalds_times": freivalds_device.TimesParams,
     "freivalds_fold": freivalds_device.FoldParams,

@@ -183,20 +183,22 @@ class Flows:
                     attempts = self._attempts()
                 start = reached
 
-    def download(self, array_id: str, *, nbytes: int = 0) -> Flow[Any]:
-        """An array's elements; `nbytes` where they are known: many are fetched over several connections."""
+    def download(self, array_id: str, *, nbytes: int = 0, out: AnyArray | None = None) -> Flow[Any]:
+        """An array's elements; `nbytes` where they are known: many are fetched over several connections. `out`: an
+        array of the same shape and dtype that they may be received into.
+        """
         if not self.connections or self.compression:
             request = requests.array_data(array_id, nbytes=nbytes, compression=self.compression)
             return (yield from self.call(request))
         attempts = self._attempts()
         while True:
             try:
-                return (yield from self._download(array_id, nbytes))
+                return (yield from self._download(array_id, nbytes, out))
             except _errors.CorruptAnswer as error:
                 yield from _pause_after(attempts, error)
 
-    def _download(self, array_id: str, nbytes: int) -> Flow[Any]:
-        download = Download()
+    def _download(self, array_id: str, nbytes: int, out: AnyArray | None) -> Flow[Any]:
+        download = Download(out)
         first = Span(download, 0, PART if nbytes >= PARTS_FROM else None)
         reached = yield from self._fetch(array_id, first)
         if download.total is not None and reached < download.total:

@@ -203,8 +203,10 @@ class NpyReceiver:
     `feed` takes them in order; `put` and `memory` are for those that know where in the file they are.
     """
 
-    def __init__(self, content_length: int | None) -> None:
+    def __init__(self, content_length: int | None, out: AnyArray | None = None) -> None:
+        """`out`: memory that is received into, if the file's array lies as it does; else fresh memory is."""
         self._content_length = content_length
+        self._out = out
         self._head = bytearray()
         self._array: AnyArray | None = None
         self.header = b""
@@ -239,7 +241,11 @@ class NpyReceiver:
                 f"the answer's header promises {expected} bytes, Content-Length says {self._content_length}"
             )
         self._offset = header.data_offset
-        self._array = np.empty(header.shape, header.dtype, order="F" if header.fortran_order else "C")
+        out, self._out = self._out, None
+        if out is not None and _lies_as(out, header):
+            self._array = out
+        else:
+            self._array = np.empty(header.shape, header.dtype, order="F" if header.fortran_order else "C")
         if self._array.nbytes:
             self._target = self._array.reshape(-1, order="A").view(np.uint8).data
         head, self._head = self._head, bytearray()
@@ -281,6 +287,12 @@ class NpyReceiver:
         """Return the received array, in this machine's byte order."""
         assert self._array is not None
         return self._array if self._array.dtype.isnative else self._array.astype(self._array.dtype.newbyteorder("="))
+
+
+def _lies_as(array: AnyArray, header: NpyHeader) -> bool:
+    """Whether the elements of a file with that header can be received into an array's memory as they come."""
+    contiguous = array.flags.f_contiguous if header.fortran_order else array.flags.c_contiguous
+    return bool(contiguous and array.flags.writeable and array.shape == header.shape and array.dtype == header.dtype)
 
 
 class NpzReceiver:

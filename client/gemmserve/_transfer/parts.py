@@ -50,7 +50,9 @@ def spans(start: int, end: int, size: int) -> list[tuple[int, int]]:
 class Download:
     """One array as it is received: by one answer, by several for parts of it, and by what follows broken ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, out: AnyArray | None = None) -> None:
+        """`out`: see `NpyReceiver`."""
+        self.out = out
         self.etag: str | None = None
         self.total: int | None = None
         """Bytes of the whole .npy file, once an answer has said so."""
@@ -135,7 +137,7 @@ class Span:
                 "asked for"
             )
         if download.receiver is None:
-            download.receiver = NpyReceiver(total)
+            download.receiver = NpyReceiver(total, download.out)
         if _ETAG.fullmatch(etag := headers.get("etag") or ""):  # what is none cannot be sent back
             download.etag = etag
         if self._start == 0:  # what becomes known later comes too late: it is hashed from the beginning

@@ -203,9 +203,7 @@ class Grid:
         are before the next one. One run of matrices after the other.
         """
         return tuple(
-            self.at(run, row, column)
-            for run in range(len(self.runs))
-            for row, column in _shells(self.down, self.across)
+            self.at(run, row, column) for run in range(len(self.runs)) for row, column in shells(self.down, self.across)
         )
 
     def operand_panel(self, side: Literal["a", "b"], index: int) -> Index:
@@ -348,7 +346,7 @@ def _piece(number: int, step: int, end: int) -> slice:
     return slice(number * step, min((number + 1) * step, end))
 
 
-def _shells(down: int, across: int) -> Iterator[tuple[int, int]]:
+def shells(down: int, across: int) -> Iterator[tuple[int, int]]:
     """Yield the places of a grid by the larger of row and column."""
     for shell in range(max(down, across)):
         if shell < across:

@@ -5,7 +5,8 @@ what the algorithm takes. What is uploaded, into which slot and from when on, is
 order of blocks the panel goes whose next use is farthest (L. Belady, A study of replacement algorithms for a
 virtual-storage computer, 1966), but none that the last block has used where there is another, so that the next one
 comes while that block is computed. Orders that are tried hold a group of panels of one operand and let the other
-operand's pass by, back and forth.
+operand's pass by, back and forth. The first group begins as a wavefront, so that its panels come under products: the
+panel of a block comes no faster than that block is computed, and each one opens several blocks so.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+from gemmserve_kernels.blocks.grid import shells
 from gemmserve_kernels.blocks.workspace import STRIPS, algorithm_with_strips, block_seconds, workspace_bytes
 
 if TYPE_CHECKING:
@@ -171,7 +173,7 @@ class _Planner:
         ways.sort(key=lambda way: (max(way.seconds, shortest), way.nbytes))
         found: MemoryPlan | None = None
         for way in ways[:_FOLLOWED]:
-            order = self.grid.order if way.group is None else self._grouped(*way.group)
+            order = self.grid.order if way.group is None else self._grouped(*way.group, way.slots)
             uploads = self._uploads(order, way.slots)
             plan = MemoryPlan(
                 order,
@@ -226,8 +228,10 @@ class _Planner:
         seconds = self.compute_s + link_s if serial else max(self.compute_s, link_s)
         return _Way(slots, windows, group, nbytes, seconds)
 
-    def _grouped(self, size: int, by_rows: bool) -> tuple[int, ...]:
-        """Return the order in which `size` panels of one operand stay while the other's pass by, back and forth."""
+    def _grouped(self, size: int, by_rows: bool, slots: tuple[int, int]) -> tuple[int, ...]:
+        """Return the order in which `size` panels of one operand stay while the other's pass by, back and forth. As
+        many of these as there are `slots` for, but the one in which the next comes, begin together, in shells.
+        """
         grid = self.grid
         found: list[int] = []
         stay, passing = (grid.down, grid.across) if by_rows else (grid.across, grid.down)
@@ -239,7 +243,9 @@ class _Planner:
                 for other in range(passing) if forth else reversed(range(passing)):
                     found += (grid.at(run, *((one, other) if by_rows else (other, one))) for one in held)
                 forth = not forth
-        return tuple(found)
+        opened = shells(stay // count, min(passing, slots[by_rows] - 1))
+        first = [grid.at(0, *((one, other) if by_rows else (other, one))) for one, other in opened]
+        return tuple(dict.fromkeys(first + found))
 
     def _uploads(self, order: Sequence[int], slots: tuple[int, int]) -> tuple[Upload, ...]:
         """Return what is uploaded in that order of blocks."""

@@ -6,12 +6,15 @@ way add the elements that they compute to two words of device memory, once for e
 them not at all. How many elements such products have at all is counted on the host.
 
 Each thread has counters of its own, so that products beside each other on several streams are told apart. They only
-ever grow. A reading is a copy of 16 bytes on the current stream, and none where nothing was counted since the last one;
-nobody waits before its values are asked for.
+ever grow. A reading is a kernel that writes 16 bytes to page-locked memory, on the current stream, and none where
+nothing was counted since the last one; nobody waits before its values are asked for. It is no copy, since those wait
+for each other in the device's copy engine, whatever stream they are on: products would wait for results of others that
+leave for the host.
 """
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import weakref
 from dataclasses import dataclass
@@ -20,10 +23,20 @@ from typing import Any, Final
 
 import numpy as np
 
+from gemmserve_kernels.device.compiler import KernelSource
+from gemmserve_kernels.device.structures import device_struct
+
 _WORD: Final = np.dtype(np.int64)
 """The kernels' words are unsigned and wrap around: what one takes away before another has added it is negative."""
 WORDS: Final = 2
 """Words of the counters on the device: struct ElementCounters in cuda/common/judging/counters.cuh."""
+READ_COUNTERS: Final = KernelSource("read_counters", ())
+"""Kernel of a reading."""
+
+
+@device_struct("common/read_counters.cu")
+class ReadCountersParams(ctypes.Structure):
+    """Arguments of read_counters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +131,23 @@ class DeviceCounters:
                 return self._last
             memory, event = cupy.cuda.alloc_pinned_memory(self._words.nbytes), cupy.cuda.Event(disable_timing=True)
             stream = cupy.cuda.get_current_stream()
-            self._words.get(stream, out=np.frombuffer(memory, _WORD, WORDS), blocking=False)
+            write_words(int(self._words.data.ptr), int(memory.ptr))
             event.record(stream)
             self._last, self._last_total = Reading(self._total, memory, event), self._total
             # Whoever drops a reading must not free memory that is yet to be written.
             self._under_way = [*(each for each in self._under_way if not each.done), self._last]
             return self._last
+
+
+def write_words(source: int, target: int) -> None:
+    """Enqueue a kernel on the current CuPy stream that writes the counters at `source`, an address of the device, to
+    page-locked memory of the host, whose address the device knows, too (CUDA programming guide, unified virtual
+    addressing).
+    """
+    from gemmserve_kernels.device.launch import CupyLauncher
+
+    params = ReadCountersParams(source, target)
+    CupyLauncher.current().launch(READ_COUNTERS, "read_counters", grid=1, block=32, shared=0, params=params)
 
 
 _thread: Final = threading.local()

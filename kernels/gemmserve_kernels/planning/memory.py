@@ -23,6 +23,7 @@ from gemmserve_kernels.problem.operand import Operand
 from gemmserve_kernels.problem.problem import GemmProblem
 
 if TYPE_CHECKING:
+    from gemmserve_kernels.blocks.memory_plan import MemoryPlan
     from gemmserve_kernels.device.spec import DeviceSpec
 
 _MAX_PLANNED: Final = 64
@@ -139,6 +140,18 @@ def planned_memory(share: Share, spec: DeviceSpec, compute: str, budget: int) ->
     alone = sum(upload.nbytes for upload in plan.uploads if upload.after == upload.before - 1 >= 0)
     streams = "both" if 2 * alone > plan.uploaded_bytes else "b" if held_a > held_b else "a"
     return Memory(plan.peak_bytes, plan.uploaded_bytes, streams)
+
+
+@lru_cache(maxsize=256)
+def worker_plan(share: Share, spec: DeviceSpec, compute: str, budget: int) -> tuple[Grid, MemoryPlan] | None:
+    """Return the grid of a share, and the way that a worker with such a device takes through it; None where that is not
+    planned: blocks that do not fit, or very many. Raises what planning a block raises.
+    """
+    if max(share.grid) > _MAX_PLANNED or worker_bytes(share, spec, compute) > budget:
+        return None
+    grid = _grid(share, compute)
+    plan = memory_plan.plan_memory(grid, spec, budget)
+    return (grid, plan) if plan.fits else None
 
 
 def memory_of(share: Share, budget: int) -> Memory:

@@ -4,7 +4,9 @@ A device computes its share of the blocks while panels of operands come and wind
 come in turns, so that a share x of the bytes opens x² of the blocks: with T_c the time of the products and T_u that of
 the uploads the device waits max(head, T_u² / (4 T_c)) in all where T_u <= 2 T_c, and T_u - T_c otherwise; the head is
 the first pair of panels. The last window goes to the host afterwards. The same holds for what comes from other nodes.
-What a link, the host's memory or the network has to carry in all is a floor of the time.
+On one device, and where panels stream because memory is short, the way that a worker plans is followed from panel to
+panel instead (`timeline`), with planes made in strips where it makes them so. What a link, the host's memory or the
+network has to carry in all is a floor of the time.
 
 Nodes hold operands and result in equal parts where they are `spread`; else the first node has them, sends each other
 node what it needs, and takes the results.
@@ -21,9 +23,11 @@ import numpy as np
 
 from gemmserve_kernels.algorithms.common.time_model import ITEMSIZE
 from gemmserve_kernels.blocks.grid import SIDE, Grid, GridRule
+from gemmserve_kernels.blocks.workspace import block_seconds
 from gemmserve_kernels.planning.memory import Memory as DeviceMemory
-from gemmserve_kernels.planning.memory import Share, least_bytes, planned_memory, worker_bytes
-from gemmserve_kernels.planning.rates import flops_of, product_plan, traffic
+from gemmserve_kernels.planning.memory import Share, least_bytes, planned_memory, worker_bytes, worker_plan
+from gemmserve_kernels.planning.rates import Way, flops_of, product_plan, traffic
+from gemmserve_kernels.planning.timeline import Pace, timeline
 from gemmserve_kernels.problem.errors import ParameterInvalid
 from gemmserve_kernels.problem.operand import Operand
 from gemmserve_kernels.problem.problem import GemmProblem
@@ -38,6 +42,10 @@ _NARROWEST: Final = 64
 _WIDE: Final = 2
 """Times an element's bytes that a partial sum over part of k takes: it is kept in double precision."""
 _ROUNDING: Final = 1e-9
+_MOST_FOLLOWED: Final = 32
+"""Rows and columns of blocks up to which a worker's way is followed: for more the model is as good, and faster."""
+SERVICE: Final = Pace()
+"""Pace of the service (`gemmserve_service.scheduling.blocks`)."""
 _BOUND_SHARE: Final = 0.15
 """Share of the time from which waiting is called what bounds a product."""
 
@@ -179,9 +187,16 @@ class Prediction:
 
 
 def predict(
-    rates: Rates, product: Product, hosts: Hosts | None = None, *, cut: Cut | None = None, side: int = SIDE
+    rates: Rates,
+    product: Product,
+    hosts: Hosts | None = None,
+    *,
+    cut: Cut | None = None,
+    side: int = SIDE,
+    pace: Pace = SERVICE,
 ) -> Prediction:
-    """Return the prediction for a cut, by default the fastest that keeps k whole; `side`: of blocks.
+    """Return the prediction for a cut, by default the fastest that keeps k whole; `side`: of blocks; `pace`: in which
+    workers are sent these.
 
     A product of fewer than 128 side³ operations is not cut: it runs on one device. Raises ParameterInvalid where the
     devices' memory is too small, or no rate is known.
@@ -195,19 +210,19 @@ def predict(
     if cut is not None:
         if cut.down * cut.across * cut.layers != hosts.count or cut.rows * cut.columns != hosts.devices:
             raise ParameterInvalid(f"{cut} is not one of {hosts.nodes} nodes of {hosts.devices} devices", "cut")
-        return _blocks(rates, product, hosts, cut, side)
-    best = _fastest(rates, product, _some(hosts), side)
+        return _blocks(rates, product, hosts, cut, side, pace)
+    best = _fastest(rates, product, _some(hosts), side, pace)
     if best.hosts.count < hosts.count:
         more = f"{best.hosts.count} of {hosts.count} devices: with more it would take as long, or longer"
         best = replace(best, notes=(*best.notes, more))
     return best
 
 
-def _fastest(rates: Rates, product: Product, choices: Iterable[Hosts], side: int) -> Prediction:
+def _fastest(rates: Rates, product: Product, choices: Iterable[Hosts], side: int, pace: Pace) -> Prediction:
     """Return the fastest of all cuts; of those that take as long the one of fewest devices, then with least to upload,
     then the one by rows.
     """
-    found = [_blocks(rates, product, hosts, cut, side) for hosts in choices for cut in cuts(hosts)]
+    found = [_blocks(rates, product, hosts, cut, side, pace) for hosts in choices for cut in cuts(hosts)]
     return min(found, key=lambda each: (round(each.seconds, 9), each.hosts.count, each.uploaded, each.cut.across))
 
 
@@ -255,7 +270,7 @@ def _small(rates: Rates, product: Product, hosts: Hosts, side: int) -> Predictio
     algorithm, arithmetic = _algorithm(rates, product, product.m, product.n, product.k)
     share = Share(product.m, product.n, product.k, product.m, product.n, product.dtype, arithmetic)
     if least_bytes(share) > _budget(rates, hosts):
-        return replace(_blocks(rates, product, one, Cut(), side), notes=notes)
+        return replace(_blocks(rates, product, one, Cut(), side, SERVICE), notes=notes)
     way = rates.way(hosts.memory, 1)
     copied = 0 if math.isinf(way.up) else 1
     up, down = copied * product.operand_bytes, copied * product.result_bytes
@@ -282,7 +297,7 @@ def _small(rates: Rates, product: Product, hosts: Hosts, side: int) -> Predictio
     )
 
 
-def _blocks(rates: Rates, product: Product, hosts: Hosts, cut: Cut, side: int) -> Prediction:
+def _blocks(rates: Rates, product: Product, hosts: Hosts, cut: Cut, side: int, pace: Pace) -> Prediction:
     """Return the prediction of a product that is cut into blocks, by that grid of nodes and devices."""
     share, k_parts, algorithm = _share(rates, product, hosts, cut, side)
     memory = planned_memory(share, rates.spec, product.compute, _budget(rates, hosts))
@@ -297,14 +312,19 @@ def _blocks(rates: Rates, product: Product, hosts: Hosts, cut: Cut, side: int) -
     compute_s = each * block_s
     uneven_s = (math.ceil(each - _ROUNDING) - each) * block_s if hosts.count > 1 else 0.0
     links = _links(rates, hosts, cut, share, memory, k_parts)
+    followed = _followed(rates, product, hosts, share, memory, block_s, pace) if k_parts == 1 else None
     network = _network(product, hosts, cut, share)
     waits = {
         "first panels": links.head_s + network.head_s,
         "link up": _waiting(links.first_s, compute_s),
         "network": _waiting(network.seconds, compute_s),
     }
-    waited_for = max(waits, key=lambda name: waits[name])
     unhidden_s = links.floors["link up"] if memory.streams == "both" else 0.0
+    if followed is not None:
+        strips_s, waiting_s = followed
+        compute_s, unhidden_s = compute_s + strips_s, 0.0
+        waits |= {"first panels": links.head_s, "link up": max(0.0, waiting_s - links.tail_s)}
+    waited_for = max(waits, key=lambda name: waits[name])
     return Prediction(
         product=product,
         hosts=hosts,
@@ -327,6 +347,33 @@ def _blocks(rates: Rates, product: Product, hosts: Hosts, cut: Cut, side: int) -
         waited_for="link up" if unhidden_s else waited_for,
         notes=_notes(product, share, k_parts, side),
     )
+
+
+def _followed(
+    rates: Rates, product: Product, hosts: Hosts, share: Share, memory: DeviceMemory, block_s: float, pace: Pace
+) -> tuple[float, float] | None:
+    """Return seconds that strips take beyond the products' own, and those for which a worker computes nothing, by its
+    own plan; None where the model has to do.
+    """
+    way = rates.way(hosts.memory, hosts.devices)
+    if hosts.memory == "pageable" and rates.stored is not None:
+        way = Way(min(way.up, rates.stored.up), min(way.down, rates.stored.down))
+    if math.isinf(way.up) or hosts.peers or (hosts.count > 1 and memory.streams is None):
+        return None
+    if max(share.grid) > _MOST_FOLLOWED:
+        return None
+    found = worker_plan(share, rates.spec, product.compute, _budget(rates, hosts))
+    if found is None:
+        return None
+    grid, plan = found
+    whole = grid.block_problem(0)
+    strips_s = block_seconds(whole, rates.spec, plan.strips) - block_seconds(whole, rates.spec)
+    part = [grid.flops(index) / grid.flops(0) for index in plan.order]
+    blocks_s = [(block_s + strips_s) * each for each in part]
+    both = rates.host_memory / (traffic(hosts.memory) * hosts.devices)
+    pace = replace(pace, sent=min(pace.sent, plan.windows))
+    seconds = timeline(plan.uploads, blocks_s, share.window_bytes, way, both=both, pace=pace)
+    return strips_s * sum(part), seconds - sum(blocks_s)
 
 
 def _notes(product: Product, share: Share, k_parts: int, side: int) -> tuple[str, ...]:

@@ -72,7 +72,8 @@ class Rates:
 
     `pinned`, `pageable`: by memory that the driver knows, and through the ring of pinned slots. `host_memory`: traffic
     of the host's memory, which all its devices share. `peer`: between two devices of the host, each way; None where
-    that was not measured. `seen`: devices of the host that was measured.
+    that was not measured. `seen`: devices of the host that was measured. `stored`: through the ring, too, from and to
+    parts of mapped files, both ways at once; None where that was not measured.
     """
 
     spec: DeviceSpec
@@ -83,6 +84,7 @@ class Rates:
     peer: float | None = None
     seen: int = 1
     about: str = ""
+    stored: Way | None = None
 
     def way(self, memory: Memory, devices: int) -> Way:
         """Return the rates of each of so many devices of one host at once; infinite where operands need no copies."""
@@ -124,6 +126,7 @@ class Rates:
             "pageable": _written(self.pageable),
             "host_memory": self.host_memory,
             "peer": self.peer,
+            "stored": None if self.stored is None else _written(self.stored),
         }
 
 
@@ -161,6 +164,7 @@ def rates_of(document: Any) -> Rates:
             None if peer is None else _rate(peer),
             int(document.get("devices", 1)),
             str(document.get("about", "")),
+            None if document.get("stored") is None else _way(document["stored"]),
         )
     except ParameterInvalid:
         raise

@@ -107,6 +107,9 @@ def row_without_place(array: str) -> ExtentRow:
 
 PARTIALS: Final = "partials"
 """Name of the partial results of a large reduction, among its blocks' results."""
+BLOCKS_AHEAD: Final = 16
+"""Blocks whose panels may come ahead: a third of a second of an H200, in which a link brings as many panels as a sweep
+over a grid begins with."""
 
 
 class BlockOf(_Message):
@@ -121,6 +124,9 @@ class BlockOf(_Message):
     sides: tuple[int, int, int] = Field(description="rows, columns and matrices of a block: `Grid.sides`")
     index: int = Field(ge=0)
     algorithm: AlgorithmName | None = Field(None, description="that computes it; null: the worker plans")
+    ahead: tuple[int, ...] = Field(
+        (), description="blocks that will probably be sent next, in that order: their panels may come before them"
+    )
     combine: bool = Field(
         default=False, description="no block, but a reduction's results from the partial ones of all its blocks"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Iterable, Sequence
 
+    from gemmserve_service.jobs.forms.form import Fresh
     from gemmserve_service.schemas import Problem
     from gemmserve_service.store.array_store import ArrayStore
     from gemmserve_service.store.database.database import Database
@@ -50,7 +51,7 @@ class Unfinished:
 class NewJob:
     """A job as it is put on record."""
 
-    info: JobInfo
+    info: JobInfo | Fresh
     request: str
     """Its request as JSON."""
     deadline_at: float | None = None
@@ -165,11 +166,12 @@ class SqliteQueue:
             }
             for job in jobs
         ]
+        fields = None if key is None else {name: getattr(key, name) for name in RememberedKey.__slots__}
 
         def write(db: sqlite3.Connection) -> None:
             insert_rows(db, _SQL["insert"], rows)
-            if key is not None:
-                db.execute(_SQL["remember_key"], asdict(key))
+            if fields is not None:
+                db.execute(_SQL["remember_key"], fields)
 
         return self._database.write_soon(write, within_s=within_s)
 

@@ -22,11 +22,13 @@ from gemmserve_kernels import KernelError
 from gemmserve_service.errors import IdempotencyMismatch, ItemInvalid, NotFound, ServiceError, describe
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.jobs.compile_program import product_result
+from gemmserve_service.jobs.forms.form import Asked, Fresh, plain, record_text, record_texts
+from gemmserve_service.jobs.forms.known_forms import KnownForms
 from gemmserve_service.jobs.idempotency import IdempotencyKeys, RememberedKey, digest_of
 from gemmserve_service.jobs.job_queue import NewJob, request_of
 from gemmserve_service.jobs.live_jobs import LiveJob, LiveJobs
 from gemmserve_service.jobs.one_shot import OneShot, run_once
-from gemmserve_service.jobs.prepare import failure, final_fields, prepare, steps_of
+from gemmserve_service.jobs.prepare import failure, final_fields, prepare, prepare_alike, steps_of
 from gemmserve_service.jobs.recorder import LostBytesError, Recorder
 from gemmserve_service.jobs.recovery import recover
 from gemmserve_service.jobs.retention import purge
@@ -36,13 +38,15 @@ from gemmserve_service.runtime.clock import now
 from gemmserve_service.runtime.ids import new_id
 from gemmserve_service.runtime.tracing.spans import REQUEST
 from gemmserve_service.runtime.yielding import Turns
+from gemmserve_service.scheduling.admission import nothing
 from gemmserve_service.schemas import GemmParams, GemmReduceParams, JobInfo, JobState, ProgramJob
 from gemmserve_service.store.catalog import to_row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from gemmserve_service.jobs.cells.operands import Operands
+    from gemmserve_service.jobs.forms.form import AnyRequest, Form
     from gemmserve_service.jobs.job_queue import JobQueue, Unfinished
     from gemmserve_service.jobs.observers import Observer
     from gemmserve_service.runtime.tracing.spans import Tracing
@@ -65,8 +69,14 @@ wakes a thread, which then competes for the interpreter. Who begins to wait has 
 _SHOWN: Final = 0.01
 """Share of a job by which it has to get on before those who watch it are told: each change is kept until its end."""
 
+_ALIKE_AT_ONCE: Final = 64
+"""Jobs of one form that are prepared in one go, which takes about a millisecond."""
+
 _OVER: Final = {"compiling": False, "estimated_s": None, "share": 0.0}
 """Fields that mean something only while a job runs."""
+
+Prepared = tuple["Task", "Callable[[], None]"]
+"""A job's task, and what gives its steps back."""
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +114,8 @@ class Jobs(LiveJobs):
         self.scheduler = scheduler
         self._tracing = tracing
         self._keys = IdempotencyKeys(settings.idempotency_ttl_s)
+        self.forms = KnownForms()
+        """Forms of the jobs that were asked for last."""
         self._background = Background()
         self._writes: set[_End] = set()
         """Ends whose writes are under way."""
@@ -115,6 +127,7 @@ class Jobs(LiveJobs):
         self.operands: Operands | None = None
         """Operands of other cells; None: there are none."""
         self._prepare = partial(prepare, store=store, scheduler=scheduler, listener=self)
+        self._prepare_alike = partial(prepare_alike, store=store, scheduler=scheduler, listener=self)
 
     # -- life cycle -------------------------------------------------------------------------------------------------
 
@@ -148,7 +161,7 @@ class Jobs(LiveJobs):
 
     async def submit(
         self,
-        request: GemmJob | GemmReduceJob | ProgramJob,
+        request: AnyRequest,
         *,
         idempotency_key: str | None = None,
         owner: str = "",
@@ -162,13 +175,12 @@ class Jobs(LiveJobs):
         Raises KernelError, NotFound, Gone, TooLarge, StoreFull, QueueFull, NotReady, Draining, IdempotencyConflict,
         IdempotencyMismatch.
         """
-        submission = self._submission([request], idempotency_key, owner, waits=waits, several=False)
-        (info,), created = await submission
-        return info, created
+        (live,), created = await self.accept([request], idempotency_key, owner, waits=waits, several=False)
+        return live.info, created
 
     async def submit_many(
         self,
-        requests: Sequence[GemmJob | GemmReduceJob | ProgramJob],
+        requests: Sequence[AnyRequest],
         *,
         idempotency_key: str | None = None,
         owner: str = "",
@@ -178,19 +190,61 @@ class Jobs(LiveJobs):
 
         Raises what `submit` raises; ItemInvalid, which names the job, where the cause is one of them.
         """
-        return await self._submission(requests, idempotency_key, owner, waits=waits, several=True)
+        lives, created = await self.accept(requests, idempotency_key, owner, waits=waits, several=True)
+        return [live.info for live in lives], created
 
-    async def _submission(
+    def accept_now(
+        self, asked: Asked, idempotency_key: str | None, owner: str
+    ) -> tuple[LiveJob, asyncio.Future[Any]] | None:
+        """A job that nobody waits for, and what is done once it is on record. None: nothing has happened, and `accept`
+        has more to do for this one than can be done without waiting. Raises what `submit` raises.
+        """
+        if self.operands is not None:
+            return None
+        arrived = time.monotonic()
+        text = asked.form.text(asked.ids)
+        if idempotency_key is None:
+            return self._admit_now(asked, text, None, owner, arrived)
+        digest = digest_of(text)
+        try:
+            if self._keys.jobs_of(owner, idempotency_key, digest) is not None:
+                return None
+        except IdempotencyMismatch:
+            return None
+        self._keys.arrive(owner, idempotency_key, digest)
+        admitted = None
+        try:
+            admitted = self._admit_now(asked, text, (idempotency_key, digest), owner, arrived)
+        finally:
+            if admitted is None:
+                self._keys.arrived(owner, idempotency_key)
+        if admitted is not None:
+            admitted[1].add_done_callback(lambda _: self._keys.arrived(owner, idempotency_key))
+        return admitted
+
+    def _admit_now(
+        self, asked: Asked, text: str, key: tuple[str, str] | None, owner: str, arrived: float
+    ) -> tuple[LiveJob, asyncio.Future[Any]] | None:
+        with self.scheduler.admission(owner) as claim:
+            tasks = self._prepare_alike(asked.form, (asked.ids,), owner, claim=claim)
+            if tasks is None:
+                return None
+            prepared = [(tasks[0], nothing)]
+            (live,), insert = self._enter((asked,), (text,), prepared, key, owner, arrived, waits=False, several=False)
+        return live, insert
+
+    async def accept(
         self,
-        requests: Sequence[GemmJob | GemmReduceJob | ProgramJob],
+        requests: Sequence[AnyRequest],
         idempotency_key: str | None,
         owner: str,
         *,
         waits: bool,
         several: bool,
-    ) -> tuple[list[JobInfo], bool]:
+    ) -> tuple[Sequence[LiveJob], bool]:
+        """`submit` and `submit_many`: the jobs, which are on record."""
         arrived = time.monotonic()
-        texts = _texts(requests)
+        texts = record_texts(requests)
         if idempotency_key is None:
             lives, insert = await self._take_in(requests, texts, None, owner, arrived, waits=waits, several=several)
         else:
@@ -200,7 +254,7 @@ class Jobs(LiveJobs):
             except IdempotencyMismatch:
                 known = await self._recorded_earlier(owner, idempotency_key, requests, texts)
             if known is not None:
-                return [await self.get(job_id) for job_id in known], False
+                return [await self._known(job_id) for job_id in known], False
             self._keys.arrive(owner, idempotency_key, digest)
             try:
                 key = (idempotency_key, digest)
@@ -211,13 +265,19 @@ class Jobs(LiveJobs):
             # A client that hangs up changes nothing: a job on record is carried out, and its key taken until then.
             insert.add_done_callback(lambda _: self._keys.arrived(owner, idempotency_key))
         await asyncio.shield(insert)
-        return [live.info for live in lives], True
+        return lives, True
+
+    async def _known(self, job_id: str) -> LiveJob:
+        """The job of an Idempotency-Key that was used before. Raises NotFound."""
+        info = await self.get(job_id)
+        live = self._live.get(job_id)
+        return LiveJob([info], None, nothing) if live is None else live
 
     async def _recorded_earlier(
         self,
         owner: str,
         key: str,
-        requests: Sequence[GemmJob | GemmReduceJob | ProgramJob],
+        requests: Sequence[AnyRequest],
         texts: Sequence[str],
     ) -> list[str]:
         """Jobs of the key whose requests are `texts` if they are written as this version writes them.
@@ -227,7 +287,7 @@ class Jobs(LiveJobs):
         known = self._keys.jobs_of(owner, key) or []
         if len(known) == len(requests):
             for job_id, request, text in zip(known, requests, texts, strict=True):
-                if not await self._is_recorded(job_id, request, text):
+                if not await self._is_recorded(job_id, plain(request), text):
                     break
             else:
                 return known
@@ -242,13 +302,13 @@ class Jobs(LiveJobs):
             steps = request.steps if isinstance(request, ProgramJob) else ()
             if stored.get("op") != request.op or len(stored.get("steps", ())) != len(steps):
                 return False
-            return _texts([request_of(stored)]) == [text]
+            return record_text(request_of(stored)) == text
         except (NotFound, ValidationError):  # of a job that is forgotten, or of a request that is none any more
             return False
 
     async def _take_in(
         self,
-        requests: Sequence[GemmJob | GemmReduceJob | ProgramJob],
+        requests: Sequence[AnyRequest],
         texts: Sequence[str],
         key: tuple[str, str] | None,
         owner: str,
@@ -261,14 +321,15 @@ class Jobs(LiveJobs):
         if self.operands is None:
             return await self._admit(requests, texts, key, owner, arrived, waits=waits, several=several)
         with ExitStack() as held:
-            gathered = await self.operands.gather(requests, owner, held)
-            if gathered is not requests:
-                requests, texts = gathered, _texts(gathered)
-            return await self._admit(requests, texts, key, owner, arrived, waits=waits, several=several)
+            here = [plain(request) for request in requests]
+            gathered = await self.operands.gather(here, owner, held)
+            if gathered is not here:
+                texts = record_texts(gathered)
+            return await self._admit(gathered, texts, key, owner, arrived, waits=waits, several=several)
 
     async def _admit(
         self,
-        requests: Sequence[GemmJob | GemmReduceJob | ProgramJob],
+        requests: Sequence[AnyRequest],
         texts: Sequence[str],
         key: tuple[str, str] | None,
         owner: str,
@@ -278,27 +339,44 @@ class Jobs(LiveJobs):
         several: bool,
     ) -> tuple[list[LiveJob], asyncio.Future[Any]]:
         with self.scheduler.admission(owner, len(requests)) as claim:
-            prepared: list[tuple[Task, Callable[[], None]]] = []
+            prepared: list[Prepared] = []
             try:
                 await self._prepare_all(requests, owner, claim, prepared, several=several)
-                lives, insert = self._queue(requests, texts, prepared, key, owner, arrived, waits=waits)
             except BaseException:
-                for task, steps in prepared:
-                    task.close()
-                    steps()
+                _give_up(prepared)
                 raise
-            for live, (task, _) in zip(lives, prepared, strict=True):
-                task.submitted = arrived
-                self._entered(task.id, live, JobState.QUEUED)
-                self.scheduler.submit(task, soon=several)
+            return self._enter(requests, texts, prepared, key, owner, arrived, waits=waits, several=several)
+
+    def _enter(
+        self,
+        requests: Sequence[AnyRequest],
+        texts: Sequence[str],
+        prepared: Sequence[Prepared],
+        key: tuple[str, str] | None,
+        owner: str,
+        arrived: float,
+        *,
+        waits: bool,
+        several: bool,
+    ) -> tuple[list[LiveJob], asyncio.Future[Any]]:
+        """Put jobs on record and into the queue: see `_take_in`. What it raises leaves nothing of them."""
+        try:
+            lives, insert = self._queue(requests, texts, prepared, key, owner, arrived, waits=waits)
+        except BaseException:
+            _give_up(prepared)
+            raise
+        for live, (task, _) in zip(lives, prepared, strict=True):
+            task.submitted = arrived
+            self._entered(task.id, live, JobState.QUEUED)
+            self.scheduler.submit(task, soon=several)
         return lives, insert
 
     async def _prepare_all(
         self,
-        requests: Sequence[GemmJob | GemmReduceJob | ProgramJob],
+        requests: Sequence[AnyRequest],
         owner: str,
         claim: Callable[[int], None],
-        prepared: list[tuple[Task, Callable[[], None]]],
+        prepared: list[Prepared],
         *,
         several: bool,
     ) -> None:
@@ -307,27 +385,40 @@ class Jobs(LiveJobs):
         Raises what `prepare` raises; `several`: as ItemInvalid.
         """
         turns = Turns()
-        for item, request in enumerate(requests):
-            try:
-                steps = self.scheduler.admissions.take_steps(owner, steps_of(request))
+        for item, form, count in _runs(requests):
+            alike = requests[item : item + count]
+            if form is not None:
+                operands = [request.ids for request in alike if isinstance(request, Asked)]
+                tasks = self._prepare_alike(form, operands, owner, claim=claim)
+                if tasks is not None:
+                    prepared += [(task, nothing) for task in tasks]
+                    await turns.pause()
+                    continue
+            for number, request in enumerate(alike, item):
                 try:
-                    task = await self._prepare(new_id("job", self.settings.cell), request, owner, claim=claim)
-                except BaseException:
-                    steps()
-                    raise
-            except (KernelError, ServiceError) as error:
-                if not several:
-                    raise
-                raise ItemInvalid(item, error) from error
-            prepared.append((task, steps))
-            if several:
-                await turns.pause()
+                    prepared.append(await self._prepare_one(plain(request), owner, claim))
+                except (KernelError, ServiceError) as error:
+                    if not several:
+                        raise
+                    raise ItemInvalid(number, error) from error
+                if several:
+                    await turns.pause()
+
+    async def _prepare_one(
+        self, request: GemmJob | GemmReduceJob | ProgramJob, owner: str, claim: Callable[[int], None]
+    ) -> Prepared:
+        steps = self.scheduler.admissions.take_steps(owner, steps_of(request))
+        try:
+            return await self._prepare(new_id("job", self.settings.cell), request, owner, claim=claim), steps
+        except BaseException:
+            steps()
+            raise
 
     def _queue(
         self,
-        requests: Sequence[GemmJob | GemmReduceJob | ProgramJob],
+        requests: Sequence[AnyRequest],
         texts: Sequence[str],
-        prepared: Sequence[tuple[Task, Callable[[], None]]],
+        prepared: Sequence[Prepared],
         key: tuple[str, str] | None,
         owner: str,
         arrived: float,
@@ -338,24 +429,31 @@ class Jobs(LiveJobs):
         is recorded of a job comes after it.
         """
         created = now()
+        created_at = created.timestamp()
         asking = REQUEST.get()
         rows = []
         for request, text, (task, _) in zip(requests, texts, prepared, strict=True):
-            info = JobInfo(
-                id=task.id,
-                state=JobState.QUEUED,
-                op=request.op,
-                created_at=created,
-                request=from_json(text),
-                owner=owner,
-            )
+            trace = ""
             if asking is not None:
                 task.trace = asking.job(arrived)
-                info.trace = task.trace.traceparent
-            deadline_at = None if request.timeout_s is None else created.timestamp() + request.timeout_s
+                trace = task.trace.traceparent
+            info: JobInfo | Fresh
+            if isinstance(request, Asked):
+                info = Fresh(request.form, request.ids, task.id, created, owner, trace)
+            else:
+                info = JobInfo(
+                    id=task.id,
+                    state=JobState.QUEUED,
+                    op=request.op,
+                    created_at=created,
+                    request=from_json(text),
+                    owner=owner,
+                    trace=trace,
+                )
+            deadline_at = None if task.timeout_s is None else created_at + task.timeout_s
             rows.append(NewJob(info, text, deadline_at, "" if asking is None else asking.traceparent))
         ids = ",".join(row.info.id for row in rows)
-        remembered = None if key is None else RememberedKey(owner, *key, ids, created.timestamp())
+        remembered = None if key is None else RememberedKey(owner, *key, ids, created_at)
         insert = self.queue.insert(rows, remembered, within_s=_WAITS_WITHIN_S if waits else 0.0)
         lives = []
         # Who waits for several waits for the last of them (`wait_all`), and the others need not hurry.
@@ -589,15 +687,23 @@ class Jobs(LiveJobs):
         self._background.spawn(self.queue.set_error(pending.job, error))
 
 
-def _texts(requests: Sequence[GemmJob | GemmReduceJob | ProgramJob]) -> list[str]:
-    """The requests as they go on record, and as an Idempotency-Key's digest knows them."""
-    return [request.model_dump_json(**_said(request)) for request in requests]
-
-
-def _said(request: GemmJob | GemmReduceJob | ProgramJob) -> dict[str, Any]:
-    """Options of pydantic's dump. Of a program what was left out stays out: a thousand steps would be many times as
-    long. So do the name and labels of results that have none.
+def _runs(requests: Sequence[AnyRequest]) -> Iterator[tuple[int, Form | None, int]]:
+    """Yield requests of one form that follow each other, some at a time: the number of the first, the form, how many.
+    Those that have none come one by one.
     """
-    if isinstance(request, ProgramJob):
-        return {"exclude_unset": True}
-    return {"exclude": {"name", "labels"}} if request.name is None and not request.labels else {}
+    item = 0
+    while item < len(requests):
+        first, count = requests[item], 1
+        form = first.form if isinstance(first, Asked) else None
+        if form is not None:
+            most = min(len(requests), item + _ALIKE_AT_ONCE)
+            while item + count < most and getattr(requests[item + count], "form", None) is form:
+                count += 1
+        yield item, form, count
+        item += count
+
+
+def _give_up(prepared: Sequence[Prepared]) -> None:
+    for task, steps in prepared:
+        task.close()
+        steps()

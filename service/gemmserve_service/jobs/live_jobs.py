@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_service.errors import NotFound
+from gemmserve_service.jobs.forms.form import Fresh
 from gemmserve_service.jobs.job_queue import brief
 from gemmserve_service.runtime.tracing.spans import link_job
 from gemmserve_service.schemas import JobInfo
@@ -31,10 +32,10 @@ _MAX_RECENT: Final = 4096  # finished jobs
 class LiveJob:
     """A durable job that is not final, or was not when somebody began to watch it.
 
-    `_changes` are its states, the first of them whole; of others the fields that changed, until somebody asks.
+    `_changes` are its states, the first of them whole or fresh; of others the fields that changed, until somebody asks.
     """
 
-    _changes: list[JobInfo | dict[str, Any]]
+    _changes: list[JobInfo | Fresh | dict[str, Any]]
     task: Task | None
     give_steps: Callable[[], None]
     """Called at its end: a program's steps count no more among those that wait."""
@@ -51,14 +52,14 @@ class LiveJob:
     trace: ProductTrace | None = None
     """Its trace, where the request that submitted it is traced."""
     _watchers: asyncio.Event | None = None
-    first: JobInfo = field(init=False)
+    first: JobInfo | Fresh = field(init=False)
     """The job as it was at first."""
     op: str = field(init=False)
     """Operation of the job; its task's may be another."""
 
     def __post_init__(self) -> None:
         first = self._changes[0]
-        assert isinstance(first, JobInfo)
+        assert not isinstance(first, dict)
         self.first, self.op = first, first.op
 
     @property
@@ -66,9 +67,22 @@ class LiveJob:
         """Its states so far."""
         states: list[JobInfo] = []
         for change in self._changes:
-            states.append(change if isinstance(change, JobInfo) else states[-1].model_copy(update=change))
+            if isinstance(change, dict):
+                states.append(states[-1].model_copy(update=change))
+            else:
+                states.append(change.info() if isinstance(change, Fresh) else change)
         self._changes[:] = states
         return states
+
+    @property
+    def begun(self) -> tuple[Fresh, dict[str, Any]] | None:
+        """The job as it was at first, if it was fresh, and what has changed once, if anything. None: more has."""
+        first, change = self._changes[0], self._changes[-1]
+        if not isinstance(first, Fresh) or len(self._changes) > 2:
+            return None
+        if change is first:
+            return first, {}
+        return (first, change) if isinstance(change, dict) else None
 
     @property
     def info(self) -> JobInfo:
@@ -79,6 +93,8 @@ class LiveJob:
     def changed_by(self, fields: dict[str, Any]) -> JobInfo:
         """Return the job as it would be after a change of those fields."""
         for state in reversed(self._changes):
+            if isinstance(state, Fresh):
+                return state.info(fields)
             if isinstance(state, JobInfo):
                 return state.model_copy(update=fields)
             fields = {**state, **fields}

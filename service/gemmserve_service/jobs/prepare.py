@@ -7,10 +7,11 @@ from __future__ import annotations
 import asyncio
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve_kernels import ParameterInvalid
+from gemmserve_kernels import KernelError, ParameterInvalid
 from gemmserve_kernels.device.caching import cached
 from gemmserve_service import products
 from gemmserve_service.errors import JobCancelled, JobFailed, JobTimeout, ServiceError, describe
@@ -24,15 +25,19 @@ from gemmserve_service.jobs.compile_program import (
     step_errors,
 )
 from gemmserve_service.programs import outputs
+from gemmserve_service.runtime.ids import new_id
 from gemmserve_service.scheduling.tasks import Task
 from gemmserve_service.schemas import GemmJob, GemmParams, GemmReduceParams, JobState, ProgramJob
-from gemmserve_service.store.record import NO_TAGS, Tags
+from gemmserve_service.store.extents.extents import size_class
+from gemmserve_service.store.record import NO_TAGS, Reservation, Tags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
 
+    from gemmserve_kernels import Plan
+    from gemmserve_service.jobs.forms.form import Form, Ids
     from gemmserve_service.programs import Problem, Program
     from gemmserve_service.scheduling.scheduler import Scheduler
     from gemmserve_service.scheduling.tasks import Listener
@@ -99,6 +104,135 @@ async def prepare(
         verify=request.verify,
         plans=plans,
     )
+
+
+@dataclass(slots=True)
+class _Checked:
+    """A form of job on operands of certain kinds, found to be right."""
+
+    params: GemmParams | GemmReduceParams
+    problem: Problem
+    plans: dict[int, Plan | KernelError]
+    nbytes: int
+    """Bytes of the problem."""
+    results: dict[str, Reservation]
+    deferred: bool
+
+
+def prepare_alike(
+    form: Form,
+    operands: Sequence[Ids],
+    owner: str,
+    *,
+    store: ArrayStore,
+    scheduler: Scheduler,
+    listener: Listener,
+    claim: Callable[[int], None],
+) -> list[Task] | None:
+    """The tasks of jobs of one form, as `prepare` makes them one by one, without waiting for anything. None: nothing is
+    held, and `prepare` has to say what is wrong with one, or to wait.
+    """
+    if store.tier is not None:
+        return None
+    pinned: list[dict[str, Pinned]] = []
+    try:
+        return _alike(form, operands, owner, pinned, store, scheduler, listener, claim)
+    except (KernelError, ServiceError, OSError):
+        for each in pinned:
+            _release(each)
+        return None
+    except BaseException:
+        for each in pinned:
+            _release(each)
+        raise
+
+
+def _alike(
+    form: Form,
+    operands: Sequence[Ids],
+    owner: str,
+    pinned: list[dict[str, Pinned]],
+    store: ArrayStore,
+    scheduler: Scheduler,
+    listener: Listener,
+    claim: Callable[[int], None],
+) -> list[Task] | None:
+    request, names = form.request, form.operands
+    first: dict[str, Pinned] = {}
+    known: dict[Ids, _Checked] = {}
+    checked: list[_Checked] = []
+    for ids in operands:
+        pins: dict[str, Pinned] = {}
+        pinned.append(pins)
+        for name, array_id in zip(names, ids, strict=True):
+            found = first.get(array_id)
+            if found is None:
+                pins[name] = first[array_id] = store.pin(array_id, owner=owner)
+            else:
+                pins[name] = found.share()
+        each = known.get(ids)
+        if each is None:
+            kinds = tuple([(pin.info.dtype, pin.info.shape, pin.info.order) for pin in pins.values()])
+            of_kinds = form.known.get(kinds)
+            if of_kinds is None or of_kinds[0] is not scheduler.fleet.representatives:
+                of_kinds = scheduler.fleet.representatives, _check(form, pins, scheduler)
+                form.remember(kinds, of_kinds)
+            each = known[ids] = of_kinds[1]
+        checked.append(each)
+    nbytes = sum([each.nbytes for each in checked])
+    if not scheduler.admissions.fits(owner, nbytes) or len({each.deferred for each in checked}) > 1:
+        for pins in pinned:
+            _release(pins)
+        return None
+    ttl_s = store.settings.result_ttl_s if request.ttl_s is None else request.ttl_s
+    uploads = iter(
+        store.allocate_all(
+            [reservation for each in checked for reservation in each.results.values()],
+            owner=owner,
+            ttl_s=math.inf if ttl_s is None else ttl_s,
+            deferred=checked[0].deferred,
+        )
+    )
+    claim(nbytes)
+    cell = store.settings.cell
+    return [
+        Task(
+            new_id("job", cell),
+            each.params,
+            each.problem,
+            pins,
+            dict(zip(each.results, uploads, strict=False)),
+            listener,
+            owner=owner,
+            priority=request.priority,
+            timeout_s=request.timeout_s,
+            verify=request.verify,
+            plans=each.plans.copy(),
+        )
+        for each, pins in zip(checked, pinned, strict=True)
+    ]
+
+
+def _check(form: Form, pins: Mapping[str, Pinned], scheduler: Scheduler) -> _Checked:
+    """Raises KernelError."""
+    params = _params(form.request)
+    problem = products.build_stored(params, {name: pin.info for name, pin in pins.items()})
+    described = outputs(problem)
+    single = len(described) == 1
+    results = {}
+    for name, (shape, dtype, order) in described.items():
+        nbytes = math.prod(shape) * dtype.itemsize
+        results[name] = Reservation(
+            dtype.newbyteorder("=").name,
+            tuple(shape),
+            order,
+            nbytes,
+            size_class(nbytes) if nbytes else 0,
+            form.tags.part(name, single=single),
+        )
+    nbytes = sum([each.nbytes for each in results.values()])
+    deferred = not form.request.verify and scheduler.may_defer(params, nbytes)
+    return _Checked(params, problem, scheduler.check(problem), problem.nbytes(), results, deferred)
 
 
 async def understood(

@@ -75,6 +75,13 @@ class Admission:
         self._check_place(owner, tasks)
         self._arriving[owner] = self._arriving.get(owner, 0) + tasks
 
+    def fits(self, owner: str, nbytes: int) -> bool:
+        """Return whether several tasks of so many bytes in all are sure to have room, however they share them."""
+        everybody = self._queue.nbytes + self._arriving_bytes.total() + nbytes
+        left = self._settings.max_queued_bytes - everybody
+        own = self._queue.waiting_bytes(owner) + self._arriving_bytes[owner] + nbytes
+        return left >= 0 and (not owner or own <= _ALPHA * left)
+
     def claim(self, owner: str, nbytes: int) -> None:
         """Count the bytes of one of them. Raises QueueFull."""
         self._check_bytes(owner, nbytes)
@@ -102,7 +109,7 @@ class Admission:
         One program always fits. `recovered`: it had been admitted by an earlier process. Raises QueueFull.
         """
         if not steps:
-            return _nothing
+            return nothing
         if self.steps and not recovered:
             most = self._settings.max_queued_steps
             self._check(owner, self._steps[owner], self.steps, most, "steps of programs are waiting", steps)
@@ -156,5 +163,5 @@ class Admission:
             del counter[owner]
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Give nothing back."""

@@ -1,7 +1,8 @@
 """Estimates of the seconds that a task keeps its device: a plain model, corrected by what the device has shown.
 
 Serves fair sharing, where a wrong estimate is set right when the time is known, and the watchdog, which takes many
-times the estimate. It chooses nothing: which algorithm runs is decided by the kernels' own, finer estimates.
+times the estimate. It chooses nothing: which algorithm runs is decided by the kernels' own, finer estimates. Of blocks
+of large products these are the model, from the first one on: how many of them a worker has at once depends on it.
 """
 
 from __future__ import annotations
@@ -42,12 +43,22 @@ class Estimates:
     def cautious_seconds(self, task: Task, worker: Worker) -> float:
         """Return seconds for the watchdog: at least the model's, however fast the device was with other products."""
         model_s, key = _model(task, worker)
-        return model_s * max(self._factors.get(key, 1.0), 1.0)
+        seconds = model_s * max(self._factors.get(key, 1.0), 1.0)
+        return seconds if task.whole is task else max(seconds, _plain_seconds(task, worker))
+
+    def busy_seconds(self, task: Task, worker: Worker, timings: Timings) -> float:
+        """Return the seconds for which a task kept its device busy.
+
+        Beside others it waits for what they compute: what was measured is no less than that, and what is expected no
+        more.
+        """
+        measured = device_seconds(timings)
+        return min(measured, self.seconds(task, worker)) if task.beside else measured
 
     def learn(self, task: Task, worker: Worker, timings: Timings) -> None:
-        """Takes in what a task took."""
+        """Takes in what a task took; beside others, if that is less than expected."""
         seconds = device_seconds(timings)
-        if seconds > 0:
+        if seconds > 0 and not (task.beside and seconds >= self.seconds(task, worker)):
             model_s, key = _model(task, worker)
             found = math.log(seconds / model_s)
             if not -_FACTOR <= found <= _FACTOR:
@@ -58,7 +69,7 @@ class Estimates:
 
 
 def device_seconds(timings: Timings) -> float:
-    """Return the seconds for which a task kept its device busy."""
+    """Return the seconds from when a device began with a task until it was done, transfers included."""
     return timings.h2d_s + timings.kernel_s + timings.d2h_s + timings.verify_s
 
 
@@ -72,6 +83,11 @@ def _model(task: Task, worker: Worker) -> tuple[float, Key]:
 
 
 def _seconds(task: Task, worker: Worker) -> float:
+    found = None if worker.spec is None else task.model_seconds(worker.spec)
+    return _plain_seconds(task, worker) if found is None else found
+
+
+def _plain_seconds(task: Task, worker: Worker) -> float:
     cpu = worker.spec is None or worker.spec.kind == "cpu"
     rate, bandwidth, base = _CPU if cpu else _ACCELERATOR
     nbytes, flops = task.size
@@ -82,4 +98,5 @@ def _seconds(task: Task, worker: Worker) -> float:
 def _key(task: Task, worker: Worker) -> Key:
     chosen = task.plans.get(worker.device_class)
     algorithm = f"{chosen.algorithm}:{chosen.arithmetic}" if isinstance(chosen, Plan) else ""
-    return worker.device_class, f"{task.problem.dtype.char}:{algorithm}"
+    block = "" if task.whole is task else ":block"
+    return worker.device_class, f"{task.problem.dtype.char}:{algorithm}{block}"

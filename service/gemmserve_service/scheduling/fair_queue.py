@@ -189,17 +189,18 @@ class FairQueue:
         blocks: Callable[[Task], bool] | None = None,
         heads: bool = False,
         classes: Collection[ServiceClass] = ALL_CLASSES,
+        beside: Collection[str] = (),
     ) -> Task | None:
         """Takes the next task of `classes` out for which `runs` is true, and charges its owner with its estimated cost.
 
         `runs` is asked about tasks in order, and must not change the queue. `blocks` is asked about those for which it
         is false: whether none behind that one may be taken in its stead; with `heads`, none of its owner's. Express
         tasks that are taken for themselves are no further ahead of others than `_BURST_S`, and leave those of higher
-        priority before them.
+        priority before them; nor are others further ahead of the express tasks of the owners `beside`.
         """
         passed: list[_Flow] = []
         found: Task | None = None
-        limit = float("inf")
+        limit = self._express_tag(beside)
         blocked = False
         alone = ServiceClass.BULK not in classes
         while self._heap and found is None and not blocked:
@@ -207,11 +208,9 @@ class FairQueue:
             if stamp != flow.stamp:
                 continue
             passed.append(flow)
-            if alone and flow.tag > limit + _BURST_S:
+            if flow.tag > limit + _BURST_S:
                 break
-            if classes is not ALL_CLASSES and any(
-                flow.lines[each].waiting for each in ALL_CLASSES if each not in classes
-            ):
+            if alone and any(flow.lines[each].waiting for each in ALL_CLASSES if each not in classes):
                 limit = min(limit, flow.tag)
             found, blocked = self._first(flow, runs, blocks, classes)
             blocked = blocked and not heads
@@ -249,6 +248,11 @@ class FairQueue:
                 flow.rest()
             self._heap.clear()
             self._virtual = 0.0
+
+    def _express_tag(self, owners: Collection[str]) -> float:
+        """Return the lowest tag of those owners that have express tasks here."""
+        flows = (flow for owner in owners if (flow := self._flows.get(owner)) is not None)
+        return min((flow.tag for flow in flows if flow.lines[ServiceClass.EXPRESS].waiting), default=float("inf"))
 
     def _first(
         self,

@@ -37,7 +37,7 @@ from gemmserve_service.scheduling.admission import Admission
 from gemmserve_service.scheduling.blocks.blocks import Blocks, BlockTask
 from gemmserve_service.scheduling.blocks.dispatch import BlockDispatch
 from gemmserve_service.scheduling.deadlines import Deadlines
-from gemmserve_service.scheduling.estimates import Estimates, device_seconds
+from gemmserve_service.scheduling.estimates import Estimates
 from gemmserve_service.scheduling.fair_queue import FairQueue
 from gemmserve_service.scheduling.fleet import Fleet
 from gemmserve_service.scheduling.links import Links
@@ -342,8 +342,8 @@ class Scheduler:
         if task.whole is task:
             self.admissions.ended()
         if isinstance(answer, Done):
+            self._settle_cost(task, self.estimates.busy_seconds(task, worker, answer.timings))
             self.estimates.learn(task, worker, answer.timings)
-            self._settle_cost(task, device_seconds(answer.timings))
         else:
             self._settle_cost(task, _since(task, worker))
         worker.ended(task)
@@ -432,7 +432,7 @@ class Scheduler:
                     self._fill(worker, ALL_CLASSES)
                 else:
                     self._fill(worker, _SHORT, express=True)
-                    self._fill(worker, _LONG)
+                    self._fill(worker, _LONG, {task.owner for task in worker.tasks.values() if task.express})
         finally:
             for worker in looked:
                 if self._has_room(worker):
@@ -457,15 +457,23 @@ class Scheduler:
             or (worker.express and self.placement.runs_ahead(worker, express=True))
         )
 
-    def _fill(self, worker: Worker, classes: Collection[ServiceClass], *, express: bool = False) -> None:
+    def _fill(
+        self,
+        worker: Worker,
+        classes: Collection[ServiceClass],
+        beside: Collection[str] = (),
+        *,
+        express: bool = False,
+    ) -> None:
         """Give a worker what it is to begin with meanwhile; nothing while a task waits that is to have it alone, and
-        could.
+        could. `beside`: owners whose express tasks it has: a device computes as many beside each long one as have been
+        sent by then, few where it is very long, so that their owners would get next to nothing of it.
         """
         if not worker.ready or (self._suspects and self._suspect_waits(worker)):
             return
         refused = 0
         while refused < _TRIES and self.queue and self.placement.runs_ahead(worker, express=express):
-            task = self._take(worker, ahead=True, classes=classes)
+            task = self._take(worker, ahead=True, classes=classes, beside=beside)
             if task is None:
                 break
             refused += not self._send(worker, [task, *self._companions(task, worker)])
@@ -519,6 +527,7 @@ class Scheduler:
         between: bool = False,
         ahead: bool = False,
         classes: Collection[ServiceClass] = ALL_CLASSES,
+        beside: Collection[str] = (),
     ) -> Task | None:
         """Take the next task for a worker. `between`: one that may go between the panels of the task that it has.
         `ahead`: one that it is to begin with later.
@@ -551,7 +560,9 @@ class Scheduler:
                 return False
             return self._could_run(task, worker) and not self.placement.better_elsewhere(task, worker)
 
-        found = self.queue.take(runs, blocks=blocks if between or ahead else None, heads=between, classes=classes)
+        found = self.queue.take(
+            runs, blocks=blocks if between or ahead else None, heads=between, classes=classes, beside=beside
+        )
         for task, failure in failed:
             self._drop(task, failure)
         if failed and found is None:  # others may have waited for what these would have made
@@ -628,7 +639,11 @@ class Scheduler:
         check_s = task.check_bytes / _CHECK_RATE if verify else 0.0
         task.expected_s = self.estimates.cautious_seconds(task, worker) + check_s
         task.limit_s = self.settings.hang_s + self.settings.hang_factor * task.expected_s
-        task.stalled = False
+        task.stalled = task.beside = False
+        if worker.express:
+            for other in worker.tasks.values():
+                if other.express != task.express:
+                    other.beside = task.beside = True
         if task.trace is not None:
             task.trace.started(worker.id, task.began)
         worker.tasks[task.id] = task

@@ -122,6 +122,9 @@ class Task:
     """Seconds of its worker's device, by a cautious estimate, with a check where there is one."""
     limit_s: float = 0.0
     """Seconds for which its worker may show no progress before it is taken for hung."""
+    beside: bool = False
+    """Whether its worker had express tasks and others at one time meanwhile: how long it then took says at most how
+    long it keeps a device busy."""
     stalled: bool = False
     """Whether its worker was killed because it did not get on with this."""
     over: bool = False
@@ -199,6 +202,13 @@ class Task:
     def plan(self, spec: DeviceSpec) -> Plan | KernelError:
         """Return how that device would run it, or why it cannot."""
         return plan_of(self.problem, spec)
+
+    def model_seconds(self, spec: DeviceSpec) -> float | None:
+        """Return the seconds on that device, transfers included, by a finer model than that of `estimates`; None: there
+        is none.
+        """
+        del spec
+        return None
 
     def message(self, chosen: Plan, *, verify: bool) -> Work:
         """Return what a worker is sent, whose plan is `chosen`."""

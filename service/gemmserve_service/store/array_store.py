@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from gemmserve_service.store.extents.extents import Extent
     from gemmserve_service.store.extents.shared_memory import Memory
     from gemmserve_service.store.pending import PendingResults
-    from gemmserve_service.store.record import Tags
+    from gemmserve_service.store.record import Reservation, Tags
     from gemmserve_service.store.tier.tier import Tier
 
 _SQL: Final = load_sql("arrays")
@@ -173,13 +173,48 @@ class ArrayStore:
             assert self._memory is not None  # systems without have no client's memory either
             extent = self._memory.lend(memory, nbytes)
         self.quotas.charge_bytes(owner, nbytes, scratch=scratch)
-        if ttl_s is None:
-            ttl_s = self.settings.default_ttl_s
-        elif ttl_s == math.inf:
-            ttl_s = None
         array_id = new_id("arr", self.settings.cell)
-        spec = ArraySpec(array_id, _name_of(dtype), tuple(shape), order, nbytes, ttl_s, scratch, owner, tags=tags)
+        spec = ArraySpec(
+            array_id, _name_of(dtype), tuple(shape), order, nbytes, self._life(ttl_s), scratch, owner, tags=tags
+        )
         return Upload(self, spec, extent, byteswap=byteswap)
+
+    def allocate_all(
+        self, wanted: Sequence[Reservation], *, owner: str, ttl_s: float | None, deferred: bool
+    ) -> list[Upload]:
+        """`allocate` for several stored arrays, whose limits are asked once for all. Raises what it raises; then none
+        is reserved, and some of them may have room.
+        """
+        nbytes = capacity = largest = 0
+        for each in wanted:
+            nbytes += each.nbytes
+            capacity += each.capacity
+            largest = max(largest, each.nbytes)
+        self._space.check_all(nbytes, capacity, largest=largest, owner=owner, deferred=deferred)
+        extents: list[Extent | None] = [None] * len(wanted)
+        if not deferred:
+            try:
+                for place, each in enumerate(wanted):
+                    extents[place] = self._space.take_file(each.nbytes) if each.nbytes else None
+            except BaseException:
+                for extent, each in zip(extents, wanted, strict=True):
+                    if extent is not None:
+                        self._space.give_up(extent, each.nbytes)
+                raise
+        else:
+            self._space.promise_all(nbytes, capacity)
+        self.quotas.charge_bytes(owner, nbytes, scratch=False)
+        cell, life_s = self.settings.cell, self._life(ttl_s)
+        return [
+            Upload(self, each.spec(new_id("arr", cell), life_s, owner), extent, byteswap=False)
+            for each, extent in zip(wanted, extents, strict=True)
+        ]
+
+    def _life(self, ttl_s: float | None) -> float | None:
+        """Seconds of an array's life, None for ever; `ttl_s` as `allocate` is given it."""
+        if ttl_s is None:
+            return self.settings.default_ttl_s
+        return None if ttl_s == math.inf else ttl_s
 
     def adopt(self, spec: ArraySpec, extent_name: str | None, *, byteswap: bool) -> Upload | None:
         """The upload that an earlier process had reserved. None: its bytes are missing, or an array's."""
@@ -296,11 +331,23 @@ class ArrayStore:
         return [record.info for record in records if isinstance(record.info, ArrayInfo)], missing
 
     async def _delete(self, records: Sequence[Record]) -> None:
+        held: list[Record] = []
+        unused: list[Record] = []
         for record in records:
             self._catalog.hide(record, "deleted")
+            # Whoever may look at a hidden array has a pin of it by now: without one its row can go at once.
+            (held if record.pins or record.pending is not None or self._is_tiered(record) else unused).append(record)
+
+        def write_deleted(db: sqlite3.Connection) -> None:
+            if held:
+                db.executemany(_SQL["set_state"], [{"id": record.info.id, "state": "deleted"} for record in held])
+            if unused:
+                db.executemany(_SQL["remove"], [{"id": record.info.id} for record in unused])
 
         def deleted(done: asyncio.Future[Any]) -> None:
             failed = done.cancelled() or done.exception() is not None
+            for record in unused:
+                record.recorded = failed
             for record in records:
                 if failed:
                     self._catalog.show(record)
@@ -309,8 +356,7 @@ class ArrayStore:
                     self.settle(record)
 
         # By callback, so that a client that hangs up meanwhile leaves memory and database in step.
-        rows = [{"id": record.info.id, "state": "deleted"} for record in records]
-        write = self.database.write_soon(lambda db: db.executemany(_SQL["set_state"], rows))
+        write = self.database.write_soon(write_deleted)
         write.add_done_callback(deleted)
         await asyncio.shield(write)
 
@@ -509,15 +555,8 @@ class ArrayStore:
         if isinstance(info, ArraySpec):
             self._space.free(record.extent, info)
             return
-        statement = _SQL["remove" if record.state == "deleted" else "forget_extent"]
-        in_tier = record.tier is not None if self.tier is None else self.tier.removed(record)
-
-        def forget(db: sqlite3.Connection) -> None:
-            db.execute(statement, {"id": info.id})
-            if in_tier:
-                db.execute(_TIER["add_garbage"], {"id": info.id})
-
-        self.database.write_soon(forget).add_done_callback(report)
+        if record.recorded:
+            self._forget_row(record)
         self._catalog.remove(record)
         if record.cold is not None:
             self._space.free_elsewhere(info.nbytes, info.owner)
@@ -525,6 +564,21 @@ class ArrayStore:
             self._space.free(record.extent, info, reusable=not record.tainted)
         for callback in self._gone:
             callback(info.id)
+
+    def _is_tiered(self, record: Record) -> bool:
+        return self.tier is not None or record.tier is not None
+
+    def _forget_row(self, record: Record) -> None:
+        statement = _SQL["remove" if record.state == "deleted" else "forget_extent"]
+        array_id = record.info.id
+        in_tier = record.tier is not None if self.tier is None else self.tier.removed(record)
+
+        def forget(db: sqlite3.Connection) -> None:
+            db.execute(statement, {"id": array_id})
+            if in_tier:
+                db.execute(_TIER["add_garbage"], {"id": array_id})
+
+        self.database.write_soon(forget).add_done_callback(report)
 
     def give_space_back(self, record: Record) -> None:
         """Free the space of an array that is lost for good, and which nobody writes to; its row stays. Idempotent."""
@@ -548,7 +602,7 @@ class ArrayStore:
 
     def take_extent(self, nbytes: int) -> Extent:
         """Return a file for an array that comes back. Raises StoreFull, OSError."""
-        return self._space.take_again(nbytes)
+        return self._space.take_file(nbytes)
 
     def give_extent_back(self, record: Record, extent: Extent) -> None:
         """Take the file of an array back whose bytes are in the tier."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from gemmserve.wire import RESULT_DTYPES, format_npy_header
 from gemmserve_service.runtime import clock
@@ -58,6 +58,25 @@ class ArraySpec:
     tags: Tags = NO_TAGS
 
 
+class Reservation(NamedTuple):
+    """Array of the store for which there is to be room."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    order: str
+    nbytes: int
+    """Bytes that it has."""
+    capacity: int
+    """Bytes of the extent that it takes; 0: none."""
+    tags: Tags = NO_TAGS
+
+    def spec(self, array_id: str, ttl_s: float | None, owner: str) -> ArraySpec:
+        """Return it as the reserved array of that id."""
+        return ArraySpec(
+            array_id, self.dtype, self.shape, self.order, self.nbytes, ttl_s, scratch=False, owner=owner, tags=self.tags
+        )
+
+
 @dataclass(slots=True)
 class Record:
     """One array."""
@@ -69,6 +88,8 @@ class Record:
     hidden: bool = False
     """Committed as deleted or expired: the extent may go with the last pin."""
     freed: bool = False
+    recorded: bool = True
+    """Whether it has a row, as far as is known."""
     lost: bool = False
     """Whether it is lost for good, and has no space any more."""
     npy_sha256: str | None = None

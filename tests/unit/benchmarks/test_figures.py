@@ -164,3 +164,73 @@ def test_rotated_operands_leave_the_cache_and_do_not_overlap():
     assert all(x.ctypes.data % 512 == flat[0].ctypes.data % 512 for x in flat)
     spans = sorted((x.ctypes.data, x.ctypes.data + x.nbytes) for x in flat)
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+# ---- the second wave
+
+
+def second(who, seconds, **more):
+    """A row of its table: complex128 8192^3 where nothing else is said."""
+    cube = {"m": 8192, "n": 8192, "k": 8192, "batch": 1, "dtype": "complex128", "case": "8192", "element": 1.0}
+    return row(who, seconds, **({"table": "second-wave"} | cube | more))
+
+
+def wave(rows):
+    return {each["name"]: each for each in summary.summary(rows)["targets"]}
+
+
+def test_the_newest_library_is_compared_at_its_own_error():
+    rows = [
+        second("gemmserve", 30e-3, rel_fro=1.6e-15), second("ozaki 16", 33e-3, rel_fro=1.6e-16),
+        second("ozaki 17", 36e-3, rel_fro=2e-17), second("simt", 300e-3, rel_fro=1e-17),
+        second("vendor BLAS", 87e-3, rel_fro=4e-15), second("newest cuBLAS", 93e-3, rel_fro=4e-15),
+        second("newest cuBLAS 55 bits", 45e-3, rel_fro=9.7e-17), second("newest cuBLAS 47 bits", 36e-3, rel_fro=2e-14),
+        second("newest cuBLAS dynamic", 48e-3, rel_fro=7e-17), second("prepared", 20e-3, rel_fro=1e-17),
+    ]  # fmt: skip
+    found = wave(rows)
+    at_its_error = found["complex128 8192^3, over 55 bits at its error"]
+    assert at_its_error["found"] == pytest.approx(45 / 36)  # prepared operands are other work
+    assert (at_its_error["target"], at_its_error["stretch"], at_its_error["met"]) == (1.15, 1.3, True)
+    assert found["complex128 8192^3, auto over 55 bits"]["found"] == pytest.approx(45 / 30)
+    assert found["complex128 8192^3, auto's error over that of 55 bits"]["found"] == pytest.approx(1.6e-15 / 9.7e-17)
+    assert found["complex128 8192^3 at 2e-15, over 47 bits"]["found"] == pytest.approx(36 / 30)
+    assert found["complex128 8192^3, normal, over dynamic bits, accuracy rule kept"]["found"] == pytest.approx(48 / 30)
+    assert found["complex128 8192^3, spikes, over dynamic bits, accuracy rule kept"]["found"] is None
+    assert found["any case of the second wave, over cuBLAS at worst"]["found"] == pytest.approx(48 / 30)
+    assert wave(rows[:2] + rows[4:-1])["complex128 8192^3, over 55 bits at its error"]["found"] is None
+
+
+@pytest.mark.parametrize(("element", "ratio"), [(3.9, 1.5), (8.1, 0.5), (math.nan, 0.5)])
+def test_what_breaks_the_accuracy_rule_does_not_count(element, ratio):
+    rows = [second("gemmserve", 40e-3, element=element, init="spikes"), second("dmma", 120e-3, init="spikes")]
+    rows += [second("vendor BLAS", 90e-3, element=4.0, init="spikes")]
+    rows += [second("newest cuBLAS dynamic", 60e-3, init="spikes")]
+    found = wave(rows)["complex128 8192^3, spikes, over dynamic bits, accuracy rule kept"]
+    assert found["found"] == pytest.approx(ratio)
+    assert found["met"] == (ratio > 1.3)
+
+
+def test_the_second_wave_beside_plain_rivals():
+    thin = {"m": 64, "n": 8192, "k": 8192, "dtype": "complex64", "case": "thin"}
+    reduced = {"op": "gemm_reduce", "m": 1024, "n": 1024, "k": 512, "batch": 8, "dtype": "float64", "case": "8"}
+    rows = [
+        second("gemmserve", 2e-4, **thin), second("vendor BLAS", 6e-4, **thin), second("newest cuBLAS", 5e-4, **thin),
+        second("gemmserve", 4e-4, **reduced), second("cupy", 2e-4, **reduced),
+        second("newest cuBLAS", 3e-4, **reduced), second("our product", 1e-4, **reduced),
+        second("gemmserve", 1e-4, **(thin | {"compute": "tf32"})),
+        second("vendor BLAS", 3e-4, **(thin | {"compute": "tf32"})),
+    ]  # fmt: skip
+    found = wave(rows)
+    assert found["complex64 64x8192x8192, over cuBLAS"]["found"] == pytest.approx(2.5)
+    reduction = found["float64 8x1024x1024x512 max, over cuBLAS then CuPy"]
+    assert (reduction["found"], reduction["met"]) == (pytest.approx(0.5), False)
+    assert found["any case of the second wave, over cuBLAS at worst"]["found"] == pytest.approx(0.5)
+    below = summary.summary(rows)["second_wave_below"]
+    assert below == [{"case": "gemm_reduce 8 float64 auto", "best": "cupy", "ratio": 0.5}]
+
+
+def test_the_newest_library_is_a_plain_rival_and_its_fixed_bits_are_none():
+    rows = [row("gemmserve", 1.0), row("newest cuBLAS", 0.8), row("newest cuBLAS 47 bits", 0.1), row("ozaki 16", 0.2)]
+    found = summary.summary(rows)
+    assert found["rival_over_auto"] == pytest.approx(0.8)
+    assert found["auto_over_best"] == pytest.approx(0.8)

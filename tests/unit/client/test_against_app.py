@@ -264,3 +264,24 @@ async def test_large_stretches_come_in_parts(live, app_url, rng, monkeypatch) ->
         argmax = live.gemm_reduce(remote, remote.T, reduce="argmax")
         for handle in (argmax, client.array(argmax.id)):
             np.testing.assert_array_equal(handle[::3].numpy(), (a @ a.T).argmax(0)[::3])
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_downloads_are_received_into_memory_of_the_callers(live, rng, order, monkeypatch) -> None:
+    a = np.asarray(rng.standard_normal((64, 48)), order=order)
+    remote = live.put(a)
+    out = np.zeros_like(a)
+    allocated = []
+    empty = np.empty
+
+    def noted(shape, *args, **options):
+        allocated.append(shape)
+        return empty(shape, *args, **options)
+
+    monkeypatch.setattr("gemmserve._transfer.bodies.np.empty", noted)
+    assert remote.numpy(out=out) is out
+    np.testing.assert_array_equal(out, a)
+    assert a.shape not in allocated
+    other = np.zeros(a.shape, a.dtype, order="F" if order == "C" else "C")
+    np.testing.assert_array_equal(remote.numpy(out=other), a)
+    assert a.shape in allocated, "its elements lie in another order"

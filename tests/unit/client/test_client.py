@@ -39,6 +39,41 @@ async def test_numpy_in_numpy_out_is_one_exchange(call, service, random_complex)
     assert service.calls == ["POST /v1/gemm"]
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+async def test_downloads_go_into_memory_of_the_callers(call, random_complex, order) -> None:
+    a = random_complex(6, 4)
+    remote = await call("put", a)
+    out = np.zeros(a.shape, a.dtype, order=order)
+    assert await value(remote.numpy(out=out)) is out
+    np.testing.assert_array_equal(out, a)
+    for given in (remote, remote.id):
+        out[...] = 0
+        assert await call("get", given, out=out) is out
+        np.testing.assert_array_equal(out, a)
+    strided = np.zeros((8, 6), a.dtype)
+    await value(remote[::2].mT.numpy(out=strided[::2, ::2]))
+    np.testing.assert_array_equal(strided[::2, ::2], a[::2].T)
+    assert not strided[1::2].any()
+    assert not strided[:, 1::2].any()
+
+
+async def test_memory_that_does_not_fit_is_refused_before_the_download(call, service, random_complex) -> None:
+    remote = await call("put", random_complex(3, 4))
+    read_only = np.zeros((3, 4), "c8")
+    read_only.flags.writeable = False
+    service.requests.clear()
+    for out, error, match in (
+        (np.zeros((4, 3), "c8"), ValueError, "shape"),
+        (np.zeros((3, 4), "c16"), TypeError, "dtype"),
+        (np.zeros((3, 4), ">c8"), TypeError, "dtype"),
+        (read_only, ValueError, "read-only"),
+        ([0.0], TypeError, "NumPy array"),
+    ):
+        with pytest.raises(error, match=match):
+            await value(remote.numpy(out=out))
+    assert service.requests == []
+
+
 async def test_order_and_transposes(call, random_complex) -> None:
     a, b = random_complex(4, 3), random_complex(5, 4)
     d = await call("gemm", a, b, trans_a="C", trans_b="T", order="F")

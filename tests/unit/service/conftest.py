@@ -104,10 +104,10 @@ class FakeExecutor:
         """Ids of the tasks that a worker has."""
         return list(self.fleet[name].tasks)
 
-    def done(self, name="cpu", task=None, *, written=True):
+    def done(self, name="cpu", task=None, *, written=True, seconds=0.001):
         worker = self.fleet[name]
         task = task or self.running(name)[0]
-        done = Done(task=task, algorithm="numpy", timings=Timings(kernel_s=0.001), written=written)
+        done = Done(task=task, algorithm="numpy", timings=Timings(kernel_s=seconds), written=written)
         self.owner.task_ended(worker, done)
 
     def written(self, task, name="cpu", *, lost=False):

@@ -10,7 +10,7 @@ from gemmserve_service.products import build_operation, options
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.blocks.memory_plan import MemoryPlan
     from gemmserve_kernels.device.element_counts import Reading
     from gemmserve_service.executor.worker.batches import Products
-    from gemmserve_service.executor.worker.blocks.panel_slots import PanelSlots, PanelUse
+    from gemmserve_service.executor.worker.blocks.panel_slots import PanelSlots, PanelUse, Side
     from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.programs import Value
     from gemmserve_service.schemas import StepParams, Timings, View
@@ -145,6 +145,9 @@ class DeviceBackend(Protocol):
         """Return the slots of a large product's panels, those that there are where it is the last one that was asked
         for; None: there is no room for a pair of them.
         """
+
+    def bring_ahead(self, slots: PanelSlots, indices: Sequence[int], operand: Callable[[Side, int], HostArray]) -> None:
+        """Bring panels of blocks that will probably come, in that order, as soon as their slots are free."""
 
     def close_panels(self, parent: str) -> None:
         """Let go of that product's panels, if they are here."""

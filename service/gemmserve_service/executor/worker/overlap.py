@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
 from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_kernels.problem.errors import OutOfDeviceMemory
 from gemmserve_service.errors import JobCancelled, describe
-from gemmserve_service.executor.protocol import BlockOf, Done
+from gemmserve_service.executor.protocol import BLOCKS_AHEAD, BlockOf, Done
 from gemmserve_service.executor.worker.blocks.answers import whole_answer
 from gemmserve_service.executor.worker.compilation import Compilation, CompilingBackend
 from gemmserve_service.executor.worker.memory.write_queue import Result
@@ -21,7 +23,7 @@ from gemmserve_service.executor.worker.unpack import Run
 from gemmserve_service.schemas import GemmParams, ProgramParams, Timings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     import numpy as np
 
@@ -471,12 +473,17 @@ class _ProductTask(_Task):
     def _stage(self, step: Callable[[], None]) -> None:
         if self._timings is not None:
             return
+        block = self.message.block if log.isEnabledFor(logging.DEBUG) else None
+        began = time.perf_counter()
         try:
             with interruptible(self._checkpoint):
                 step()
         except self._backend.out_of_memory as error:
             log.info("task %s waits for memory: %s", self.name, error)
         else:
+            if block is not None:
+                seconds = began, time.perf_counter()
+                log.debug("block %s/%d: %s from %.4f to %.4f", block.parent, block.index, step.__name__, *seconds)
             return
         if self._lane.express:
             raise NoRoomBesideError
@@ -530,7 +537,7 @@ class _GridTask(_Task):
         self._tell = ended
         self._grid = grid
         self._gridded: Gridded | None = None
-        self._order: Iterator[int] = iter(())
+        self._order: deque[int] = deque()
         self._under_way = 0
         self._dones: list[Done] = []
         self._error: BaseException | None = None
@@ -539,18 +546,19 @@ class _GridTask(_Task):
     def begin(self) -> None:
         """Put the first blocks into the pipeline, as many as there is room for."""
         plan = self.runner.backend.plan_blocks(self._grid)
-        self._order = iter(plan.order)
+        self._order = deque(plan.order)
         for _ in range(plan.windows):
             self._put()
 
     def _put(self) -> None:
         """Put the next block into the pipeline, if there is one and none has failed."""
         with self._lock:
-            index = None if self._error is not None else next(self._order, None)
-            if index is None:
+            if self._error is not None or not self._order:
                 return
+            index = self._order.popleft()
+            ahead = tuple(islice(self._order, BLOCKS_AHEAD))
             self._under_way += 1
-        block = BlockOf(parent=self.name, sides=self._grid.sides, index=index)
+        block = BlockOf(parent=self.name, sides=self._grid.sides, index=index, ahead=ahead)
         message = replace(self.message, block=block)
         assert not isinstance(message.params, ProgramParams)
         task = _BlockTask(self._lane, message, message.params, lambda: self._work(block))

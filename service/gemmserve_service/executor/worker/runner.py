@@ -272,6 +272,8 @@ class Runner:
     def block(self, gridded: Gridded, block: BlockOf) -> BlockWork:
         """Return one block of a product."""
         slots = self.backend.open_panels(block.parent, gridded.grid)
+        if slots is not None:
+            self.backend.bring_ahead(slots, (block.index, *block.ahead), gridded.panel)
         return gridded.work(block.index, slots, block.algorithm)
 
     def _run_blocks(self, task: str, gridded: Gridded) -> Timings:

@@ -61,6 +61,9 @@ class Preference:
         return ", ".join(granted) or None
 
 
+NO_PREFERENCE: Final = Preference()
+
+
 def parse_prefer(values: Sequence[str]) -> Preference:
     """Reads every Prefer header; what is unknown or ill-formed is ignored, the first of repeated ones counts."""
     respond_async, wait_s = False, None

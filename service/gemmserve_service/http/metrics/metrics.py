@@ -86,11 +86,11 @@ class Metrics:
 
     def job_entered(self, job_id: str, op: str, state: JobState) -> None:  # noqa: ARG002
         """`Observer`: counts the state."""
-        self._jobs.add(op, "none", state.value)
+        self._jobs.add(op, "none", state)
 
     def job_ended(self, job: JobInfo | EndedJob, nbytes: int, flops: int) -> None:
         """`Observer`: counts the state; adds times, and bytes and operations if the job has succeeded."""
-        self._jobs.add(job.op, job.algorithm or "none", job.state.value)
+        self._jobs.add(job.op, job.algorithm or "none", job.state)
         if job.timings is not None:
             spent = job.timings
             seconds = spent.queue_s, spent.compile_s, spent.h2d_s, spent.kernel_s, spent.d2h_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Query, Request
@@ -11,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 
 from gemmserve.wire import IDEMPOTENCY_HEADER, MAX_JOBS
 from gemmserve_kernels import ParameterInvalid
-from gemmserve_service.errors import InvalidRequest, TooLarge, UnsupportedMediaType
+from gemmserve_service.errors import InvalidRequest, ServiceError, TooLarge, UnsupportedMediaType
 from gemmserve_service.http.headers.preferences import parse_prefer
 from gemmserve_service.http.openapi import documentation as doc
 from gemmserve_service.http.requests.long_json import LONG, read_object, validate_each
@@ -28,6 +29,7 @@ from gemmserve_service.http.routes.common import (
     server_timing,
     view_of,
 )
+from gemmserve_service.jobs.forms.known_forms import MAX_CHARACTERS, elements
 from gemmserve_service.jobs.prepare import check_length, check_results
 from gemmserve_service.runtime.yielding import Turns
 from gemmserve_service.schemas import (
@@ -52,6 +54,9 @@ if TYPE_CHECKING:
 
     from gemmserve_service.http.headers.preferences import Preference
     from gemmserve_service.jobs.core import Core
+    from gemmserve_service.jobs.forms.form import AnyRequest, Asked
+    from gemmserve_service.jobs.forms.known_forms import KnownForms
+    from gemmserve_service.jobs.live_jobs import LiveJob
 
 router = APIRouter(tags=["jobs"], default_response_class=Response)
 
@@ -61,6 +66,7 @@ KEEP_ALIVE_S = 15.0
 
 _REQUEST: TypeAdapter[GemmJob | GemmReduceJob | ProgramJob] = TypeAdapter(JobRequest)
 _STEP: TypeAdapter[AnyStep] = TypeAdapter(Step)
+_AT_ONCE: Final = 32
 _TAGS = (*STEP_OPS, "program", VALUE, VIEW)
 
 _EXAMPLE_A = "arr_01jd2w7m4h8k3n5p6q9r0s1t2v"
@@ -185,30 +191,57 @@ async def answer(core: Core, body: bytes | bytearray, key: str | None, preferenc
     """Queue the job, or jobs, that a JSON text asks for; return the answer, once they are final if `preference` is to
     wait. `key`: the Idempotency-Key. Raises ServiceError, KernelError.
     """
-    asked = await _read(body, core.settings.max_program_steps)
+    forms = core.jobs.forms
+    several, requests = await _known(forms, body) or await _read(forms, body, core.settings.max_program_steps)
     wait_s = min(float(preference.wait_s or 0), core.settings.max_wait_s)
-    options: Any = {"idempotency_key": key, "owner": owner, "waits": wait_s > 0}
+    lives, created = await core.jobs.accept(requests, key, owner, waits=wait_s > 0, several=several)
     headers = {}
     if applied := preference.applied(wait_s):
         headers["Preference-Applied"] = applied
-    if isinstance(asked, SeveralJobs):
-        infos: Sequence[JobInfo]
-        infos, created = await core.jobs.submit_many(asked.jobs, **options)
-        if wait_s > 0:
-            infos = await core.jobs.wait_all([info.id for info in infos], wait_s)
-        final = all(info.state.final for info in infos)
-    else:
-        info, created = await core.jobs.submit(asked, **options)
-        if wait_s > 0 and not info.state.final:
-            info = await core.jobs.wait(info.id, wait_s)
-        final = info.state.final
-        headers["Location"] = f"/v1/jobs/{info.id}"
     if not created:
         headers["Idempotent-Replayed"] = "true"
-    status = 200 if preference.wait_s is not None and final else 202
-    if isinstance(asked, SeveralJobs):
-        return await _render_several(infos, status, headers)
-    return _render_job(info, status, headers)
+    if wait_s > 0:
+        until = time.monotonic() + wait_s
+        # The last one first: its end is in a hurry, and takes the others' with it (`Jobs`).
+        infos = [await _final(core, live, max(until - time.monotonic(), 0.0)) for live in reversed(lives)][::-1]
+    elif preference.wait_s is None:
+        if several:
+            return _several(await _briefly(lives), 202, headers)
+        infos = [lives[0].info]
+    else:
+        infos = [live.info for live in lives]
+    status = 200 if preference.wait_s is not None and all(info.state.final for info in infos) else 202
+    if several:
+        return _several([_brief(info) for info in infos], status, headers)
+    (info,) = infos
+    return _render_job(info, status, {"Location": f"/v1/jobs/{info.id}", **headers})
+
+
+async def _final(core: Core, live: LiveJob, wait_s: float) -> JobInfo:
+    """The job once it is final, or as it is after that time."""
+    return live.info if live.info.state.final else await core.jobs.wait(live.first.id, wait_s)
+
+
+def accept_now(core: Core, text: str, key: str | None, owner: str) -> tuple[Asked, LiveJob, asyncio.Future[Any]] | None:
+    """A job that a JSON text asks for, and nobody waits for, and what is done once it is on record. None: nothing has
+    happened; `answer` has more to do. Raises ServiceError, KernelError.
+    """
+    asked = core.jobs.forms.find(text)
+    if asked is None:
+        return None
+    accepted = core.jobs.accept_now(asked, key, owner)
+    return None if accepted is None else (asked, *accepted)
+
+
+def accepted_json(asked: Asked, live: LiveJob) -> bytes:
+    """The job as JSON."""
+    return (_begun(live, asked.form.text(asked.ids)) or live.info.model_dump_json()).encode()
+
+
+def _begun(live: LiveJob, text: str | None = None) -> str | None:
+    """The job as JSON where no more has happened than that it runs; `text`: its request's, to be told too."""
+    begun = live.begun
+    return None if begun is None else begun[0].form.answer(*begun, text)
 
 
 async def _plain_submit(request: Request) -> Response | None:
@@ -309,16 +342,75 @@ def _render_job(info: JobInfo, status: int = 200, headers: dict[str, str] | None
     return render(info, status, {**(headers or {}), **timing})
 
 
-async def _render_several(infos: Sequence[JobInfo], status: int, headers: dict[str, str]) -> Response:
-    pieces: list[bytes] = []
-    async for some in Turns().slices(infos):
-        # Their requests have just come, and are half of what there is to say.
-        pieces += [info.model_dump_json(exclude={"request"}).encode() for info in some]
-    content = b'{"jobs":[%b]}' % b",".join(pieces)
+def _several(pieces: Sequence[str], status: int, headers: dict[str, str]) -> Response:
+    content = f'{{"jobs":[{",".join(pieces)}]}}'
     return Response(content, status, {"Cache-Control": "no-store", **headers}, media_type="application/json")
 
 
-async def _read(body: bytes | bytearray, max_steps: int) -> GemmJob | GemmReduceJob | ProgramJob | SeveralJobs:
+async def _briefly(lives: Sequence[LiveJob]) -> Sequence[str]:
+    """The jobs as JSON, each as `_brief` has it."""
+    pieces: list[str] = []
+    async for some in Turns().slices(lives):
+        pieces += [_begun(live) or _brief(live.info) for live in some]
+    return pieces
+
+
+def _brief(info: JobInfo) -> str:
+    """The job as JSON, without its request: that has just come, and is half of what there is to say."""
+    return info.model_dump_json(exclude={"request"})
+
+
+def _parse(text: str) -> GemmJob | GemmReduceJob | ProgramJob:
+    """The job that a JSON text asks for. Raises ServiceError."""
+    request: GemmJob | GemmReduceJob | ProgramJob = validate(_REQUEST, parse_object(text.encode()), tags=_TAGS)
+    return request
+
+
+async def _known(forms: KnownForms, body: bytes | bytearray) -> tuple[bool, Sequence[AnyRequest]] | None:
+    """Whether several jobs are asked for, and those; None: they are not plain, or something is wrong with them, and
+    `_read` says what.
+    """
+    try:
+        text = body.decode("ascii")
+    except UnicodeDecodeError:
+        return None
+    asked = forms.find(text) if len(body) <= MAX_CHARACTERS else None
+    if asked is not None:
+        return False, (asked,)
+    turns = Turns()
+    requests: list[AnyRequest] = []
+    found: dict[str, AnyRequest] = {}
+    try:
+        for element in elements(text, MAX_JOBS):
+            request = found.get(element)
+            if request is None:
+                request = forms.find(element)
+                if request is None:
+                    request = _parse(element)
+                    if isinstance(request, ProgramJob):
+                        return None
+                    forms.learn(element, _parse)
+                    await turns.pause()
+                found[element] = request
+            requests.append(request)
+            if len(requests) % _AT_ONCE == 0:
+                await turns.pause()
+    except (ServiceError, ValueError):
+        return None
+    return True, requests
+
+
+async def _read(forms: KnownForms, body: bytes | bytearray, max_steps: int) -> tuple[bool, Sequence[AnyRequest]]:
+    """Likewise, of any JSON."""
+    asked = await _parsed(body, max_steps)
+    if isinstance(asked, SeveralJobs):
+        return True, asked.jobs
+    if len(body) <= MAX_CHARACTERS:
+        forms.learn(body.decode(), _parse)
+    return False, (asked,)
+
+
+async def _parsed(body: bytes | bytearray, max_steps: int) -> GemmJob | GemmReduceJob | ProgramJob | SeveralJobs:
     """The job, or jobs, that the JSON asks for. Of a long text each step, or job, is looked at by itself, and others
     have their turns.
     """

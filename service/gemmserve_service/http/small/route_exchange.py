@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
 from gemmserve.wire import NpyError
 from gemmserve_kernels.problem.errors import DeviceError, KernelError
 from gemmserve_service.errors import ServiceError
+from gemmserve_service.http.headers.preferences import NO_PREFERENCE
 from gemmserve_service.http.problems import problem_response
 from gemmserve_service.http.protocol.response_writer import field_lines
 from gemmserve_service.http.routes import arrays, jobs
@@ -21,6 +23,12 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from gemmserve_service.http.protocol.connection import Body
+    from gemmserve_service.jobs.forms.form import Asked
+    from gemmserve_service.jobs.live_jobs import LiveJob
+
+_ACCEPTED: Final = (
+    b"cache-control: no-store\r\nlocation: /v1/jobs/%b\r\ncontent-length: %d\r\ncontent-type: application/json\r\n"
+)
 
 log = structlog.get_logger(__name__)
 
@@ -50,11 +58,15 @@ class RouteExchange(Exchange):
             self.protocol.transport.abort()
             raise
         except Exception as error:
-            if not isinstance(error, ServiceError | KernelError | DeviceError | NpyError):
-                log.exception("unexpected error", **self._context)
-            problem = problem_response(error)
-            self._slug, self._response = problem.slug, problem
+            self._fail(error)
         self.answer()
+
+    def _fail(self, error: BaseException) -> None:
+        """Make the error the answer."""
+        if not isinstance(error, ServiceError | KernelError | DeviceError | NpyError):
+            log.error("unexpected error", exc_info=error, **self._context)
+        problem = problem_response(error)
+        self._slug, self._response = problem.slug, problem
 
     def made(self) -> tuple[int, bytes, Body]:
         """Return the answer, or the problem."""
@@ -74,7 +86,55 @@ class RouteExchange(Exchange):
 
 
 class SubmissionExchange(RouteExchange):
-    """A job, or several: queued, and waited for where the request prefers that."""
+    """A job, or several: queued, and waited for where the request prefers that.
+
+    A job of a form that is known, and which nobody waits for, is on its way to the record when the body has come, and
+    answered by the record's callback: no task, whose turns would take as long as all the rest.
+    """
+
+    _accepted: tuple[Asked, LiveJob] | None = None
+    """The job that was accepted so."""
+
+    def take(self, body: bytes) -> None:
+        """Begin the answer."""
+        if self._path.tracing is not None or self.head.preference != NO_PREFERENCE:
+            super().take(body)
+            return
+        try:
+            text = body[self._start :].decode("ascii", "replace")
+            accepted = jobs.accept_now(self._path.core, text, self._varying.key, self._scope["state"]["caller"].owner)
+        except Exception as error:
+            self._fail(error)
+            self.answer()
+            return
+        if accepted is None:
+            super().take(body)
+        else:
+            asked, live, insert = accepted
+            insert.add_done_callback(partial(self._recorded, asked, live))
+
+    def _recorded(self, asked: Asked, live: LiveJob, insert: asyncio.Future[Any]) -> None:
+        """Called when the job is on record, or cannot be."""
+        if insert.cancelled():
+            self.protocol.transport.abort()
+            return
+        error = insert.exception()
+        if error is None:
+            self._accepted = asked, live
+        else:
+            self._fail(error)
+        self.answer()
+
+    def made(self) -> tuple[int, bytes, Body]:
+        """Return the answer, or the problem."""
+        if self._accepted is None:
+            return super().made()
+        body = jobs.accepted_json(*self._accepted)
+        return 202, _ACCEPTED % (self._accepted[1].first.id.encode(), len(body)), (body,)
+
+    def observed(self) -> str | None:
+        """Return the URL of the job that was made, if one was."""
+        return super().observed() if self._accepted is None else f"/v1/jobs/{self._accepted[1].first.id}"
 
     async def respond(self, body: bytes, owner: str) -> Response:
         """Return the job, or jobs."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 _REPEATS: Final = 3
+_WIDTH: Final = 32 << 10
+"""Bytes of a row of a block's window: 4096 complex64."""
+N = TypeVar("N", int, float)
 
 
 class LinkedDevice:
@@ -77,6 +82,32 @@ class LinkedDevice:
 
         return up, down, staging.close
 
+    def stored(self, folder: Path, seconds: float) -> dict[str, float]:
+        """Return bytes a second `up` and `down` at once, for so long, through a worker's ring from and to columns of
+        matrices in mapped files of `folder`: as panels of large products come while parts of results go.
+        """
+        self._use()
+        staging = Staging(self.link)
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            source, target = (_columns(Path(place) / name, self.nbytes) for name in ("source", "target"))
+
+            def up() -> int:
+                self._use()
+                staging.lines_to_device(self._memory.data.ptr, source, self._stream)
+                self._stream.synchronize()
+                return source.nbytes
+
+            def down() -> int:
+                self._use()
+                staging.lines_to_host(target, self._back.data.ptr, self._other)
+                return target.nbytes
+
+            try:
+                rates = rates_for((up, down), seconds)
+            finally:
+                staging.close()
+        return dict(zip(("up", "down"), rates, strict=True))
+
     def _use(self) -> None:
         self.link.enter()
 
@@ -128,7 +159,40 @@ def rate_of(copies: Sequence[Callable[[], int]]) -> float:
         return nbytes / (time.perf_counter() - begun)
 
 
-def _breaking(start: threading.Barrier, work: Callable[[Callable[[], int]], int], copy: Callable[[], int]) -> int:
+def rates_for(copies: Sequence[Callable[[], int]], seconds: float) -> list[float]:
+    """Return bytes a second of each of several copies that are repeated for so long, all at once; the first run of each
+    does not count.
+    """
+    start = threading.Barrier(len(copies))
+
+    def repeated(copy: Callable[[], int]) -> float:
+        copy()
+        start.wait()
+        begun = now = time.perf_counter()
+        nbytes = 0
+        while not nbytes or now < begun + seconds:
+            nbytes += copy()
+            now = time.perf_counter()
+        return nbytes / (now - begun)
+
+    with ThreadPoolExecutor(len(copies)) as pool:
+        futures = [pool.submit(_breaking, start, repeated, copy) for copy in copies]
+        wait(futures)
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            raise errors[0]
+        return [future.result() for future in futures]
+
+
+def _columns(path: Path, nbytes: int) -> np.ndarray[Any, Any]:
+    """Return the first half of the columns of a matrix in a new file of so many bytes, all of which are there."""
+    width = min(_WIDTH, nbytes // 2)
+    matrix = np.memmap(path, np.uint8, "w+", shape=(nbytes // (2 * width), 2 * width))
+    matrix.fill(1)
+    return matrix[:, :width]
+
+
+def _breaking(start: threading.Barrier, work: Callable[[Callable[[], int]], N], copy: Callable[[], int]) -> N | int:
     """Do `work`; where it fails nobody waits for it."""
     try:
         return work(copy)

@@ -39,11 +39,13 @@ def probe(device: str, folder: Path, amounts: Amounts = FULL) -> dict[str, Any]:
     }
     memory = COPY_TRAFFIC * max(copies.values())
     pinned = pageable = Way(math.inf, math.inf)
+    stored: Way | None = None
     links: dict[str, Any] | None = None
     if ordinals:
-        links = _links(ordinals, amounts)
+        links = _links(ordinals, amounts, folder)
         pinned = Way(links["pinned_up"]["alone"], links["pinned_down"]["alone"])
         pageable = Way(*(max(each["alone"] for each in links[name].values()) for name in ("ring_up", "ring_down")))
+        stored = Way(**links["stored"])
         rings = [each["together"] for name in ("ring_up", "ring_down") for each in links[name].values()]
         memory = max(memory, RING_TRAFFIC * max(rings), links["pinned_both"]["together"])
     with device_errors() if ordinals else nullcontext():
@@ -55,7 +57,7 @@ def probe(device: str, folder: Path, amounts: Amounts = FULL) -> dict[str, Any]:
     found = environment(spec)
     count = max(len(ordinals), 1)
     about = f"{f'{count} x ' if count > 1 else ''}{spec.name}, {os.cpu_count()} cores, measured {found['date'][:10]}"
-    rates = Rates(spec, tuple(products), pinned, pageable, memory, None, count, about)
+    rates = Rates(spec, tuple(products), pinned, pageable, memory, None, count, about, stored)
     measured = {"host": host, "links": links, "left_out": skipped, "seconds": time.perf_counter() - begun}
     return rates.document() | {"environment": found, "measured": measured}
 
@@ -69,12 +71,12 @@ def ordinals_of(device: str) -> list[int]:
     return [int(name.strip().partition(":")[2] or 0) for name in device.split(",")]
 
 
-def _links(ordinals: Sequence[int], amounts: Amounts) -> dict[str, Any]:
+def _links(ordinals: Sequence[int], amounts: Amounts, folder: Path) -> dict[str, Any]:
     import cupy
 
     with device_errors():
         devices = [LinkedDevice(cupy, ordinal, amounts.copied_bytes) for ordinal in ordinals]
-        return link_rates(devices, amounts.threads)
+        return link_rates(devices, amounts.threads) | {"stored": devices[0].stored(folder, amounts.slice_s)}
 
 
 def summary(document: dict[str, Any]) -> list[str]:
@@ -99,4 +101,7 @@ def summary(document: dict[str, Any]) -> list[str]:
             f"link, pinned: {bytes_text(rates.pinned.up)}/s up, {bytes_text(rates.pinned.down)}/s down",
             f"link, through the ring: {bytes_text(rates.pageable.up)}/s up, {bytes_text(rates.pageable.down)}/s down",
         ]
+    if rates.stored is not None:
+        both = f"{bytes_text(rates.stored.up)}/s up and {bytes_text(rates.stored.down)}/s down"
+        shown.insert(4, f"link, through the ring, parts of files: {both} at once")
     return shown + [f"left out: {each}" for each in document["measured"]["left_out"]]

@@ -18,15 +18,17 @@ Everything here happens in the event loop's thread, and takes as long with a tho
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gemmserve_kernels import KernelError, Plan
-from gemmserve_kernels.blocks.memory_plan import plan_memory
+from gemmserve_kernels.blocks.memory_plan import LINK_RATE, plan_memory
 from gemmserve_kernels.blocks.reduction import BlockReduction
-from gemmserve_service.executor.protocol import PARTIALS, BlockOf, Done
+from gemmserve_kernels.blocks.workspace import block_seconds
+from gemmserve_service.executor.protocol import BLOCKS_AHEAD, PARTIALS, BlockOf, Done
 from gemmserve_service.executor.worker.blocks.answers import whole_answer
 from gemmserve_service.scheduling.tasks import ServiceClass, Task
 
@@ -42,11 +44,11 @@ if TYPE_CHECKING:
     from gemmserve_service.store.upload import Upload
 
 _ON_WORKER: Final = 2
-"""Blocks that a worker has at once: one that it computes, and one whose panels come meanwhile. What is sent to it then
-waits for these."""
+"""Blocks that a worker has at once where nothing is known of its memory: one that it computes, and one whose panels are
+there, or come meanwhile. What is sent to it then waits for these."""
 MAX_ON_WORKER: Final = 3
-"""Likewise where they are brief, and its memory has room for the result of one more, which goes to the host meanwhile:
-panels then come as soon as the block that had their place before is computed."""
+"""Likewise where they are brief, and its memory has room for the result of one more, which goes to the host
+meanwhile."""
 _LOOKED_AT: Final = 64  # blocks of another's tile among which one that is through with its own chooses
 _MIN_RECTANGLES: Final = 4  # workers from which tiles are cut along both axes; two were measured to do without
 
@@ -88,6 +90,8 @@ class BlockTask(Task):
         self.index = index
         self.combines = index == grid.count
         """Whether it is no block, but makes the results of all of them."""
+        self.ahead: tuple[int, ...] = ()
+        """Blocks that its worker will probably be sent next."""
         self.service_class = ServiceClass.LARGE
         self._whole = whole
         self._blocks = blocks
@@ -127,6 +131,15 @@ class BlockTask(Task):
         """See `Task`; partial results are among the results, once there are any."""
         return self.form_now()
 
+    def model_seconds(self, spec: DeviceSpec) -> float | None:
+        """See `Task`: the kernels' own estimate, and both panels and the window over a link."""
+        if self.combines or spec.kind == "cpu":
+            return None
+        try:
+            return block_seconds(self.problem, spec) + self.size[0] / LINK_RATE
+        except KernelError:  # no device of that kind computes it
+            return None
+
     def plan(self, spec: DeviceSpec) -> Plan | KernelError:
         """See `Task`; what blocks have left is put together in the host's memory."""
         return Plan("numpy", reduces=True) if self.combines else super().plan(spec)
@@ -151,6 +164,7 @@ class BlockTask(Task):
             sides=self._blocks.grid.sides,
             index=0 if self.combines else self.index,
             algorithm=None if self.combines else chosen.algorithm,
+            ahead=self.ahead,
             combine=self.combines,
         )
         return replace(work, task=self.id, defer=False, express=False, block=block)
@@ -193,7 +207,7 @@ class Blocks:
         self._order = grid.order
         """Every block, in the order in which devices of that class move least, or the grid's where nothing is known."""
         self._on_worker = _ON_WORKER
-        """Blocks that a worker has at most: no more than there are windows of the result in their plan, but two."""
+        """Blocks that a worker has at most: no more than there are windows of the result in their plan."""
         self._shape: tuple[int, int] | None = None
         """Tiles along the grid's rows and columns; None before the first block."""
         self._tiles: list[deque[int]] = [deque(grid.order)]
@@ -240,7 +254,7 @@ class Blocks:
         if self._shape is None:
             plan = _plan(self.grid, worker)
             self._order = self.grid.order if plan is None else plan.order
-            self._on_worker = _ON_WORKER if plan is None else min(max(plan.windows, _ON_WORKER), MAX_ON_WORKER)
+            self._on_worker = _ON_WORKER if plan is None else min(plan.windows, MAX_ON_WORKER)
             self._cut(sum(each.ready and each.device_class == worker.device_class for each in workers))
         index = self.grid.count if self._all_done else self._next(worker)
         self._left -= 1
@@ -249,6 +263,7 @@ class Blocks:
             rows.add(self.grid.row_panel(index))
             columns.add(self.grid.column_panel(index))
         block = self._lost.pop(index, None) or BlockTask(self.task, self, index)
+        block.ahead = self._ahead(worker)
         block.cost_s = self.task.cost_s  # with which its owner was charged
         if worker.spec is not None and worker.device_class not in block.plans:
             block.plans[worker.device_class] = block.plan(worker.spec)
@@ -381,6 +396,11 @@ class Blocks:
         rows, columns = self._extents
         run, row, column = self.grid.place(index)
         return (run * self.grid.down + row) * down // rows * across + column * across // columns
+
+    def _ahead(self, worker: Worker) -> tuple[int, ...]:
+        """Return the blocks that come next in a worker's tile; those that it takes from others are not foreseen."""
+        own = self._owned.get(worker.id)
+        return () if own is None else tuple(itertools.islice(self._tiles[own], BLOCKS_AHEAD))
 
     def _next(self, worker: Worker) -> int:
         """Take the number of the next block for a worker: of its tile, else of that which has most left."""

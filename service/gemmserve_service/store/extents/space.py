@@ -88,17 +88,29 @@ class Space:
 
     def check(self, nbytes: int, *, scratch: bool = False, owner: str = "") -> None:
         """Raises TooLarge, StoreFull or QuotaExceeded if `nbytes` more could not be reserved now."""
-        if nbytes > self._settings.max_array_bytes:
-            raise TooLarge(f"an array of {nbytes} bytes; this server takes at most {self._settings.max_array_bytes}")
+        self._check_size(nbytes)
         if not scratch:
             self._check_files(nbytes)
         self._quotas.check_bytes(owner, nbytes, scratch=scratch)
 
+    def check_all(self, nbytes: int, capacity: int, *, largest: int, owner: str, deferred: bool) -> None:
+        """`check`, and what is asked before `take_file` and `promise`, for several stored arrays at once: of `nbytes`
+        in all, `largest` at most, which take extents of `capacity` bytes. Raises TooLarge, StoreFull, QuotaExceeded.
+        """
+        self._check_size(largest)
+        self._check_files(nbytes)
+        self._quotas.check_bytes(owner, nbytes, scratch=False)
+        if nbytes and (deferred or self.unplaced_bytes):
+            self._check_room(capacity, nbytes)
+
     def check_limits(self, nbytes: int, *, owner: str) -> None:
         """Raises TooLarge or QuotaExceeded for a stored array that no room would help."""
+        self._check_size(nbytes)
+        self._quotas.check_bytes(owner, nbytes, scratch=False)
+
+    def _check_size(self, nbytes: int) -> None:
         if nbytes > self._settings.max_array_bytes:
             raise TooLarge(f"an array of {nbytes} bytes; this server takes at most {self._settings.max_array_bytes}")
-        self._quotas.check_bytes(owner, nbytes, scratch=False)
 
     def _check_files(self, nbytes: int) -> None:
         limit = self._settings.max_store_bytes
@@ -116,20 +128,31 @@ class Space:
             self._check_files(nbytes)
         if self.unplaced_bytes:
             self.check_disk(nbytes)
+        return self.take_file(nbytes)
+
+    def take_file(self, nbytes: int) -> Extent:
+        """Room for `nbytes` > 0 in a file, whose limits have been asked. Raises StoreFull, OSError."""
         extent = self.files.take(nbytes)
         self.used_bytes += nbytes
         return extent
 
     def promise(self, nbytes: int) -> None:
         """Count `nbytes` > 0 of an array that has no file yet; `place` makes one."""
+        self.promise_all(nbytes, size_class(nbytes))
+
+    def promise_all(self, nbytes: int, capacity: int) -> None:
+        """Count several such arrays, whose files will have `capacity` bytes."""
         self.used_bytes += nbytes
-        self.unplaced_bytes += size_class(nbytes)
+        self.unplaced_bytes += capacity
 
     def check_disk(self, nbytes: int) -> None:
         """Raise StoreFull if the disk could not hold `nbytes` > 0 beside all that has been promised a file."""
+        self._check_room(size_class(nbytes), nbytes)
+
+    def _check_room(self, capacity: int, nbytes: int) -> None:
         disk = os.statvfs(self.files.folder or "/")
         room = disk.f_bavail * disk.f_frsize + self.files.free_bytes - self.unplaced_bytes
-        if size_class(nbytes) > room:
+        if capacity > room:
             raise StoreFull(f"the disk has no room for {nbytes} bytes beside results that are not written yet")
 
     def place(self, nbytes: int) -> Extent:
@@ -174,12 +197,6 @@ class Space:
             return
         self.used_bytes -= array.nbytes
         self.files.give(extent, reusable=reusable)
-
-    def take_again(self, nbytes: int) -> Extent:
-        """Return a file for a stored array of `nbytes` > 0 that has none any more. Raises StoreFull, OSError."""
-        extent = self.files.take(nbytes)
-        self.used_bytes += nbytes
-        return extent
 
     def give_up(self, extent: Extent, nbytes: int, *, reusable: bool = True) -> None:
         """Take the file of a stored array back whose bytes are elsewhere; its owner has it still."""

@@ -129,6 +129,13 @@ def test_a_point_stands_for_its_transpose():
     assert correction(measured, *KEY, tall) == pytest.approx(3, rel=1e-9)
 
 
+def test_extents_that_are_multiples_of_8_lie_apart_from_others():
+    aligned, odd, between = (20_000, 32, 32, 32), (16_384, 33, 33, 33), (16_384, 32, 32, 32)
+    measured = _table((aligned, model_seconds(H200, *KEY, aligned)), (odd, 3 * model_seconds(H200, *KEY, odd)))
+    assert correction(measured, *KEY, between) < 1.1
+    assert correction(measured, *KEY, (20_000, 33, 33, 33)) > 2.7
+
+
 def test_a_route_that_was_not_measured_has_its_sibling_s_ratio():
     shape = (1, 512, 512, 512)
     key = ("mma", "3xfp16", "complex64")

@@ -5,7 +5,7 @@ Measured 2026-11-22: complex64 32768³, operands and result in pinned memory of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gemmserve_kernels.planning.memory import Share, memory_of
 from gemmserve_kernels.planning.model import (
+    SERVICE,
     Cut,
     Hosts,
     Product,
@@ -22,6 +23,7 @@ from gemmserve_kernels.planning.model import (
     speedup,
 )
 from gemmserve_kernels.planning.rates import Rates, Way, flops_of, shipped
+from gemmserve_kernels.planning.timeline import Pace
 from gemmserve_kernels.problem.errors import ParameterInvalid
 
 H200 = shipped()
@@ -176,6 +178,41 @@ def test_little_memory() -> None:
     assert little.memory.streams is not None
     assert little.uploaded > whole.uploaded
     assert whole.seconds / little.seconds > 0.98
+
+
+def test_panels_come_from_files_as_fast_as_that_was_measured() -> None:
+    """And no faster beside results that go: with less memory more has to come, so that it counts more."""
+    rates = shipped("nvidia-h200")
+    slower = replace(rates, stored=Way(29e9, 17e9))
+    found = {}
+    for memory in (None, 8 * 10**9):
+        hosts = Hosts(1, memory="pageable", device_memory=memory)
+        alone, beside = (predict(each, cube(32768), hosts) for each in (rates, slower))
+        assert alone.compute_s == beside.compute_s
+        found[memory] = beside.seconds - alone.seconds
+    assert 0 < found[None] < found[8 * 10**9]
+
+
+def test_what_strips_take_counts() -> None:
+    """Planes that are made again, of a block whose memory does not suffice for all of them at once."""
+    at_once, strips = (
+        predict(H200, cube(32768), pinned(1, device_memory=memory)) for memory in (8 * 10**9, 64 * 10**8)
+    )
+    assert at_once.uploaded == strips.uploaded
+    assert 1.02 < strips.compute_s / at_once.compute_s < 1.2
+
+
+def test_blocks_that_ask_for_their_panels_wait_for_them() -> None:
+    """Two at once, without panels ahead, take longer the more there is to bring; ahead of them hardly."""
+    asking = Pace(sent=2, ahead=0, answer_s=1e-3)
+    rates = replace(shipped("nvidia-h200"), pageable=Way(29e9, 17e9))
+    seconds = {}
+    for memory in (None, 8 * 10**9):
+        hosts = Hosts(1, memory="pageable", device_memory=memory)
+        seconds[memory] = [predict(rates, cube(32768), hosts, pace=pace).seconds for pace in (asking, SERVICE)]
+    assert seconds[None][0] / seconds[None][1] > 1.15
+    assert seconds[8 * 10**9][0] / seconds[8 * 10**9][1] > 1.3
+    assert seconds[8 * 10**9][1] / seconds[None][1] < 1.1
 
 
 def test_one_panel_of_each_hides_no_upload() -> None:

@@ -34,7 +34,11 @@ CPU = Rates(
 )
 
 
-@pytest.mark.parametrize("rates", [CPU, *map(shipped, shipped_hosts())], ids=lambda rates: rates.spec.name)
+@pytest.mark.parametrize(
+    "rates",
+    [CPU, *map(shipped, shipped_hosts()), replace(shipped(), stored=Way(29e9, 17e9))],
+    ids=lambda rates: rates.spec.name,
+)
 def test_a_document_says_everything(rates) -> None:
     assert rates_of(json.loads(json.dumps(rates.document(), allow_nan=False))) == rates
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import sqlite3
+import sys
 
 import numpy as np
 import pytest
@@ -16,15 +18,40 @@ from gemmserve_service.errors import (
     QuotaExceeded,
     describe,
 )
+from gemmserve_service.jobs.forms.form import PLACES, Asked, Form, plain
+from gemmserve_service.runtime import yielding
 from gemmserve_service.schemas import JobState, ProgramJob
+from gemmserve_service.store.extents import extents, space
 from gemmserve_service.tenancy.api_keys import Quota
 
 A = np.ones((8, 8), "c8")
 
 
+@pytest.fixture(params=[False, True], ids=["one by one", "by their form"])
+def gemm(gemm, request):
+    """Jobs as pydantic made them; or as jobs of a form that is known, which are prepared together."""
+    forms = {}
+
+    def job(a, b, **fields):
+        made = gemm(a, b, **fields)
+        if not request.param:
+            return made
+        form = Form(made)
+        return Asked(forms.setdefault(form.text(PLACES[: len(form.operands)]), form), (made.a, made.b))
+
+    return job
+
+
 @pytest.fixture
 async def a(core, put):
     return await put(core.store, A)
+
+
+@pytest.fixture
+def short_turns(monkeypatch):
+    """Others have their turns whenever they may."""
+    monkeypatch.setattr(yielding, "_SPAN_S", 0.0)
+    monkeypatch.setattr(yielding, "_BRIEF_S", 0.0)
 
 
 def rows(core):
@@ -197,3 +224,171 @@ async def test_who_waits_for_all_waits_for_the_last_and_the_other_ends_are_recor
         fake.done()
     assert {info.state for info in await waits} == {JobState.SUCCEEDED}
     assert within == [True, True, True, False]
+
+
+MANY = 500
+
+
+async def refusal(core, jobs, **options):
+    """Submits jobs that are refused, and looks whether anything is left of them; returns the problem."""
+    before, recorded = unused(core), rows(core)
+    with pytest.raises(ItemInvalid) as refused:
+        await core.jobs.submit_many(jobs, **options)
+    assert (unused(core), rows(core)) == (before, recorded)
+    return describe(refused.value)
+
+
+@pytest.mark.parametrize("item", [0, 63, 64, 321, MANY - 1])
+async def test_one_of_many_that_is_wrong_is_named(core, fake, gemm, put, a, item):
+    b, other = await put(core.store, A), await put(core.store, np.ones((3, 8), "c8"))
+    gone = await put(core.store, A)
+    await core.store.delete(gone.id)
+    good = [gemm(a, b), gemm(b, a)] * (MANY // 2)
+    for wrong, slug in (
+        (gemm(a, "arr_" + "0" * 26), "not-found"),
+        (gemm(gone, a), "not-found"),
+        (gemm(a, other), "shape-mismatch"),
+    ):
+        problem = await refusal(core, [*good[:item], wrong, *good[item + 1 :]], idempotency_key="k")
+        assert (problem.slug, problem.extra["item"], problem.extra["pointer"]) == (slug, item, f"/jobs/{item}")
+    assert fake.sent == []
+    infos, created = await core.jobs.submit_many(good, idempotency_key="k")
+    assert (len(infos), created) == (MANY, True), "the key is free again"
+
+
+async def test_another_owners_array_is_named(core, gemm, put, a):
+    mine, theirs = await put(core.store, A, owner="me"), await put(core.store, A, owner="you")
+    problem = await refusal(core, [gemm(mine, mine)] * 70 + [gemm(mine, theirs)] + [gemm(mine, mine)] * 9, owner="me")
+    assert (problem.slug, problem.extra["item"]) == ("not-found", 70)
+
+
+async def test_a_quota_of_bytes_is_hit_in_the_middle(core, gemm, put, monkeypatch):
+    a = await put(core.store, A, owner="me")
+    quota = Quota(stored_bytes=A.nbytes * (1 + 100))
+    monkeypatch.setattr(core.quotas, "_quota_of", lambda owner: quota if owner else Quota())
+    problem = await refusal(core, [gemm(a, a)] * MANY, owner="me")
+    assert (problem.slug, problem.extra["item"], problem.extra["quota"]) == ("quota-exceeded", 100, "stored_bytes")
+    assert core.quotas.stored_bytes("me") == A.nbytes
+    await core.jobs.submit_many([gemm(a, a)] * 100, owner="me")
+    assert core.quotas.stored_bytes("me") == 101 * A.nbytes
+
+
+async def test_the_store_is_full_in_the_middle(make_core, make_settings, fake, gemm, put):
+    core = await make_core(make_settings(max_store_bytes=A.nbytes * 91), fake)
+    a = await put(core.store, A)
+    problem = await refusal(core, [gemm(a, a)] * MANY)
+    assert (problem.slug, problem.extra["item"]) == ("store-full", 90)
+
+
+@pytest.mark.usefixtures("own_files")
+async def test_the_disk_is_full_in_the_middle(core, gemm, a, monkeypatch):
+    real, left = extents._allocate, [100]
+
+    def allocate(fd, capacity):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "no space left")
+        real(fd, capacity)
+
+    monkeypatch.setattr(extents, "_allocate", allocate)
+    problem = await refusal(core, [gemm(a, a)] * MANY)
+    assert problem.slug == "store-full"
+    assert 90 < problem.extra["item"] < 110, "files that were made are used again"
+
+
+async def test_the_disk_has_no_room_for_results_that_may_wait(
+    make_core, make_settings, fake, gemm, put, small_results_stay, monkeypatch
+):
+    fake.result_bytes = 1 << 20
+    core = await make_core(make_settings(), fake)
+    a = await put(core.store, A)
+
+    class Disk:
+        f_bavail, f_frsize = 80, 4096
+
+    monkeypatch.setattr(space.os, "statvfs", lambda _: Disk)
+    problem = await refusal(core, [gemm(a, a)] * MANY)
+    assert (problem.slug, problem.extra["item"]) == ("store-full", 80)
+    assert core.store._space.unplaced_bytes == 0
+    await core.jobs.submit_many([gemm(a, a)] * 80)
+    assert core.store._space.unplaced_bytes == 80 * 4096
+
+
+async def test_an_owners_share_of_the_queue_is_asked_for_each(make_core, make_settings, fake, gemm, put):
+    """One alone may have four fifths, and so much in one request."""
+    most = 100 * 3 * A.nbytes
+    core = await make_core(make_settings(max_queued_bytes=most), fake)
+    a = await put(core.store, A, owner="me")
+    problem = await refusal(core, [gemm(a, a)] * 99, owner="me")
+    assert (problem.slug, problem.extra["item"]) == ("queue-full", 80)
+    await core.jobs.submit_many([gemm(a, a)] * 80, owner="me")
+
+
+async def test_mixed_kinds_and_forms(core, fake, gemm, put, a):
+    wide, deep = await put(core.store, np.ones((8, 4), "c8")), await put(core.store, np.ones((8, 8), "c16"))
+    asked = [gemm(a, a), gemm(a, wide), gemm(deep, deep), gemm(a, a, trans_a="C"), gemm(a, wide)] * 30
+    infos, _ = await core.jobs.submit_many(asked)
+    requests = [plain(each) for each in asked]
+    assert [(info.request["a"], info.request["b"], info.request["trans_a"]) for info in infos] == [
+        (each.a, each.b, each.trans_a) for each in requests
+    ]
+    while fake.running():
+        fake.done()
+    done = await core.jobs.wait_all([info.id for info in infos], 60)
+    found = [await core.store.info(info.result["d"]) for info in done]
+    assert [(each.shape, each.dtype) for each in found] == [
+        ((8, 4) if each.b == wide.id else (8, 8), "complex128" if each.a == deep.id else "complex64")
+        for each in requests
+    ]
+
+
+async def test_who_hangs_up_while_they_are_prepared_leaves_nothing(core, gemm, a, short_turns):
+    before = unused(core)
+    for turns in range(1, 12):
+        submission = asyncio.create_task(core.jobs.submit_many([gemm(a, a)] * MANY, idempotency_key="k"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if core.jobs._live:
+            break
+        submission.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await submission
+        assert unused(core) == before
+        assert not core.jobs._keys._arriving
+    assert turns > 3
+
+
+async def test_an_operand_that_goes_while_they_are_prepared_is_missed(core, gemm, put, a, short_turns):
+    other = await put(core.store, A)
+    submission = asyncio.create_task(core.jobs.submit_many([gemm(a, other)] * MANY))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not core.jobs._live
+    await core.store.delete(other.id)
+    with pytest.raises(ItemInvalid, match="no array"):
+        await submission
+    assert core.store.count == 1
+    assert not core.jobs._live
+
+
+async def test_those_of_a_form_take_few_calls(core, gemm, a):
+    """Function calls, which no noise touches."""
+    counted = {}
+    one = plain(gemm(a, a))
+    for kind, job in (("one by one", one), ("by their form", Asked(Form(one), (a.id, a.id)))):
+        for count in (64, 320):
+            number = 0
+
+            def count_call(_, event, __):
+                nonlocal number
+                number += event == "call"
+
+            sys.setprofile(count_call)
+            try:
+                await core.jobs.accept([job] * count, None, "", waits=False, several=True)
+            finally:
+                sys.setprofile(None)
+            counted[kind, count] = number
+    calls = {kind: (counted[kind, 320] - counted[kind, 64]) / 256 for kind in ("one by one", "by their form")}
+    assert calls["one by one"] > 40
+    assert calls["by their form"] < 0.7 * calls["one by one"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 
 import pytest
 from queued_tasks import QueuedTask, drain
@@ -124,3 +125,26 @@ def test_steps_of_programs_leave_room_for_other_owners(bound):
     doors.take_steps("carol", 1000, recovered=True)
     release()
     assert doors.steps == 1016
+
+
+def test_several_that_fit_together_fit_one_by_one(bound, queue):
+    """However their bytes are shared; and where one of them would not, they do not."""
+    rng = random.Random(3)
+    found = {True: 0, False: 0}
+    for _ in range(2000):
+        doors = bound(max_queued_bytes=1000)
+        drain(queue, len(queue))
+        for owner in ("me", "you"):
+            with contextlib.suppress(QueueFull):
+                join(doors, queue, owner, rng.randrange(1, 400))
+        owner = rng.choice(["me", "you", ""])
+        sizes = [rng.randrange(1, 150) for _ in range(rng.randrange(1, 8))]
+        fits = doors.fits(owner, sum(sizes))
+        found[fits] += 1
+        if fits:
+            with doors.place(owner, len(sizes)) as claim:
+                for nbytes in sizes:
+                    claim(nbytes)
+            with doors.place(owner, len(sizes)) as claim:
+                claim(sum(sizes))
+    assert min(found.values()) > 200

@@ -377,6 +377,45 @@ async def test_a_single_product_that_somebody_waits_for_comes_before_what_is_que
     assert names(fake)[3:] == ["Z"]
 
 
+async def test_two_owners_share_a_device_where_one_has_express_tasks_and_the_other_long_ones(
+    lanes, fake, submit, seconds
+):
+    for number in range(30):
+        seconds[f"long{number}"] = 0.02
+        await submit(lanes, f"long{number}", owner="lara")
+    for number in range(150):
+        seconds[f"short{number}"] = 0.004
+        await submit(lanes, f"short{number}", owner="emil")
+    spent = {"long": 0.0, "short": 0.0}
+    # The device computes no more than two express tasks beside each long one, and they wait for that.
+    while lanes.queue.waiting("lara") and lanes.queue.waiting("emil"):
+        running = fake.running()
+        short = [name for name in running if name.startswith("short")][:2]
+        for name in (*short, *[name for name in running if name.startswith("long")][:1]):
+            fake.done(task=name, seconds=0.03)
+            spent[name.rstrip("0123456789")] += seconds[name]
+    assert 0.4 < spent["short"] / sum(spent.values()) < 0.6, spent
+    while fake.running():
+        fake.done()
+    assert lanes.queued == 0
+
+
+async def test_long_tasks_of_others_do_not_wait_for_express_ones_that_cannot_run(lanes, fake, submit, seconds):
+    for number in range(8):
+        seconds[f"long{number}"] = 0.4
+        await submit(lanes, f"long{number}", owner="lara")
+    held = lanes.placement.able
+    lanes.placement.able = lambda task, worker: task.owner != "emil" and held(task, worker)
+    for number in range(8):
+        seconds[f"short{number}"] = 0.004
+        await submit(lanes, f"short{number}", owner="emil")
+    for _ in range(8):
+        running = fake.running()
+        assert running
+        fake.done(task=running[0])
+    assert lanes.queue.waiting("lara") == 0
+
+
 async def test_a_task_that_lost_a_worker_goes_alone_and_waits_for_no_stream_of_express_ones(lanes, fake, submit):
     await submit(lanes, "a")
     fake.lose()

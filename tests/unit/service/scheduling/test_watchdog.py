@@ -87,11 +87,20 @@ def test_who_was_stopped_himself_blames_nobody(dog, worker, fake):
     assert len(fake.killed) == 1
 
 
+def product(dtype):
+    """A product as estimates know it."""
+    task = SimpleNamespace(size=(1 << 20, 10**10), plans={}, models={}, problem=SimpleNamespace(dtype=np.dtype(dtype)))
+    task.whole = task
+    task.beside = False
+    task.model_seconds = lambda _: None
+    return task
+
+
 def test_estimates_follow_what_was_measured_and_the_cautious_ones_only_upwards(fake):
     fake.owner = SimpleNamespace(worker_ready=lambda _: None)
     fake.hello()
     worker = fake.fleet["cpu"]
-    task = SimpleNamespace(size=(1 << 20, 10**10), plans={}, models={}, problem=SimpleNamespace(dtype=np.dtype("c8")))
+    task = product("c8")
     estimates = Estimates()
     model = estimates.seconds(task, worker)
     assert 1 < model < 10
@@ -102,10 +111,31 @@ def test_estimates_follow_what_was_measured_and_the_cautious_ones_only_upwards(f
     for _ in range(50):
         estimates.learn(task, worker, Timings(kernel_s=model * 16))
     assert estimates.cautious_seconds(task, worker) == pytest.approx(model * 16, rel=0.01)
-    other = SimpleNamespace(size=(1 << 20, 10**10), plans={}, models={}, problem=SimpleNamespace(dtype=np.dtype("c16")))
+    other = product("c16")
     assert estimates.seconds(other, worker) == model, "another dtype is another matter"
     estimates.learn(task, worker, Timings())
     assert math.isfinite(estimates.seconds(task, worker))
+
+
+def test_what_ran_beside_others_took_no_longer_than_it_is_expected_to(fake):
+    fake.owner = SimpleNamespace(worker_ready=lambda _: None)
+    fake.hello()
+    worker = fake.fleet["cpu"]
+    task = product("c8")
+    estimates = Estimates()
+
+    def ran(seconds):
+        busy = estimates.busy_seconds(task, worker, Timings(kernel_s=seconds))
+        estimates.learn(task, worker, Timings(kernel_s=seconds))
+        return busy
+
+    assert ran(0.5) == 0.5
+    known = estimates.seconds(task, worker)
+    task.beside = True
+    assert ran(8.0) == pytest.approx(known)
+    assert estimates.seconds(task, worker) == known
+    assert ran(0.25) == 0.25
+    assert estimates.seconds(task, worker) < known
 
 
 def test_what_nobody_wants_has_less_time(dog, worker, fake):

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ import pytest
 from gemmserve_service.errors import Gone, NotFound, StoreFull, TooLarge
 from gemmserve_service.store.array_store import ArrayStore
 from gemmserve_service.store.database.database import Database
-from gemmserve_service.store.record import Tags
+from gemmserve_service.store.extents.extents import size_class
+from gemmserve_service.store.record import Reservation, Tags
 
 ARRAY = np.arange(10_000, dtype="c8")
 
@@ -75,6 +77,23 @@ async def test_a_delete_that_cannot_be_recorded_did_not_happen(store, put, datab
     np.testing.assert_array_equal(fetch(store, info.id), ARRAY)
     assert store.count == 1
     await database.write(lambda db: db.execute("ALTER TABLE away RENAME TO arrays"))
+
+
+async def test_what_nobody_holds_is_deleted_by_one_write(store, put, database, monkeypatch):
+    one, held = await put(store, ARRAY), await put(store, ARRAY)
+    pin = store.pin(held)
+    writes = []
+    write_soon = database.write_soon
+    monkeypatch.setattr(database, "write_soon", lambda fn, **options: (writes.append(fn), write_soon(fn, **options))[1])
+    await store.delete_all([one.id, held.id])
+    assert len(writes) == 1
+    assert [(name, state) for name, state, _ in await rows(database)] == [(held.id, "deleted")]
+    assert store.used_bytes == held.nbytes
+    writes.clear()
+    pin.release()
+    assert len(writes) == 1
+    assert await rows(database) == []
+    assert store.used_bytes == 0
 
 
 async def test_a_client_that_hangs_up_during_a_delete_deletes_all_the_same(store, put, database, eventually):
@@ -403,3 +422,41 @@ async def test_what_was_deleted_meanwhile_is_not_secured(make_store, make_settin
     await store.delete(gone.id)
     await asyncio.to_thread(Path(records[0].extent.path).unlink, missing_ok=True)
     await store.secure_all(records)
+
+
+def reservations(*lengths):
+    return [Reservation("uint8", (length,), "C", length, size_class(length) if length else 0) for length in lengths]
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+async def test_several_are_reserved_like_one_after_the_other(store, deferred):
+    uploads = store.allocate_all(reservations(5000, 0, 70_000, 5000), owner="me", ttl_s=60.0, deferred=deferred)
+    one = [
+        store.allocate(np.dtype("u1"), (length,), "C", ttl_s=60.0, owner="me", deferred=deferred)
+        for length in (5000, 0, 70_000, 5000)
+    ]
+    for upload, other in zip(uploads, one, strict=True):
+        assert replace(upload.spec, id="") == replace(other.spec, id="")
+        assert (upload.extent is None) == (other.extent is None)
+    assert len({upload.spec.id for upload in uploads}) == 4
+    assert store.used_bytes == store.quotas.stored_bytes("me") == 2 * 80_000
+    assert store._space.unplaced_bytes == 2 * deferred * sum(each.capacity for each in reservations(5000, 70_000, 5000))
+    for upload in [*uploads, *one]:
+        upload.abort()
+    assert (store.used_bytes, store.quotas.stored_bytes("me"), store._space.unplaced_bytes) == (0, 0, 0)
+
+
+async def test_of_several_all_are_reserved_or_none(make_store, make_settings, own_files, full_disk):
+    store = await make_store(make_settings(max_store_bytes=10_000, max_array_bytes=6000))
+    for lengths, error in (((5000, 5001), StoreFull), ((1, 6001), TooLarge)):
+        with pytest.raises(error):
+            store.allocate_all(reservations(*lengths), owner="me", ttl_s=None, deferred=False)
+        assert (store.used_bytes, store.quotas.stored_bytes("me"), store._space.files.live) == (0, 0, 0)
+    full_disk(True)
+    with pytest.raises(StoreFull):
+        store.allocate_all(reservations(5000, 5000), owner="me", ttl_s=None, deferred=False)
+    full_disk(False)
+    assert (store.used_bytes, store.quotas.stored_bytes("me"), store._space.files.live) == (0, 0, 0)
+    for upload in store.allocate_all(reservations(5000, 5000), owner="me", ttl_s=None, deferred=False):
+        upload.abort()
+    assert store.used_bytes == 0

@@ -89,7 +89,7 @@ class Gridded:
     def work(self, index: int, slots: PanelSlots | None, algorithm: str | None = None) -> BlockWork:
         """Return a block's work; `algorithm`: that it is to be computed by, unless the product's parameters say so."""
         grid = self.grid
-        operands: dict[str, HostArray] = {side: self._panel(side, index, slots) for side in _SIDES}
+        operands: dict[str, HostArray] = {side: self.panel(side, index, slots) for side in _SIDES}
         if (part := grid.c_window(index)) is not None:
             operands["c"] = _part(self.operands["c"], part)
         params, reduction = self.params, self.reduction
@@ -133,7 +133,8 @@ class Gridded:
         if self.reduction is not None:
             self.reduction.combine(self.partials, self.results)
 
-    def _panel(self, side: Side, index: int, slots: PanelSlots | None) -> HostArray:
+    def panel(self, side: Side, index: int, slots: PanelSlots | None = None) -> HostArray:
+        """Return a block's panel of A or B as an operand."""
         use = None if slots is None else PanelUse(slots, side, index)
         return _part(self.operands[side], self.grid.operand_panel(side, index), use)
 

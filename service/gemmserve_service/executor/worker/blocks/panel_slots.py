@@ -4,13 +4,19 @@ its result.
 Blocks that come in the plan's order find just what the plan says, whatever runs at once: a panel that the plan lets go
 is waited for while a block still reads it. Blocks in another order (some are computed elsewhere) are served too; which
 panel goes follows from the plan's order then as well.
+
+Panels of blocks that are known to come (`expect`) are brought ahead of them, by a thread of their own, each as soon as
+the block that had its place before is computed: who computes need not ask for them.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gemmserve_kernels import GemmProblem
@@ -18,13 +24,15 @@ from gemmserve_kernels.blocks.grid import panel_operand
 from gemmserve_kernels.device.interruption import checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from gemmserve_kernels import Operand
     from gemmserve_kernels.blocks.grid import Grid
     from gemmserve_kernels.blocks.memory_plan import MemoryPlan
 
 Side = Literal["a", "b"]
+
+log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.05
 """Seconds between two moments at which one who waits for a slot can be stopped."""
@@ -34,7 +42,7 @@ _NEVER: Final = 1 << 62
 class _Slot:
     """Memory of one panel at a time."""
 
-    __slots__ = ("array", "memory", "panel", "pins", "ready")
+    __slots__ = ("array", "memory", "panel", "pins", "ready", "seconds", "taken")
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
@@ -43,13 +51,20 @@ class _Slot:
         """The panel, once it is `ready`."""
         self.ready = False
         self.pins = 0
+        self.seconds = 0.0
+        """For which it was brought, until the first block that has it counts them."""
+        self.taken = 0
+        """Number of the last use that began."""
 
 
 class Pin:
-    """A panel in use: `array` stays what it is until `release`, which may be called again."""
+    """A panel in use: `array` stays what it is until `release`, which may be called again. `seconds`: that it took to
+    be brought, ahead of this use perhaps; 0 where an earlier one has counted them.
+    """
 
-    def __init__(self, slots: PanelSlots, slot: _Slot | None, array: Any) -> None:
+    def __init__(self, slots: PanelSlots, slot: _Slot | None, array: Any, seconds: float) -> None:
         self.array = array
+        self.seconds = seconds
         self._slots = slots
         self._slot = slot
 
@@ -98,26 +113,148 @@ class PanelSlots:
         """Bytes of a block's result, the first one's, than which none is larger; a reduction's are small."""
         self._windows = [allocate(self.window_bytes) for _ in range(windows)] if self.window_bytes else []
         self._closed = False
+        self._shrunk = False
+        self._taken = 0
+        self._position = -1
+        """Place in the plan's order of the block that took a panel last."""
+        self._expected: list[int] = []
+        """Blocks whose panels may come, in their order."""
+        self._wanted: dict[Side, list[int]] = {"a": [], "b": []}
+        """Those of them that have not taken their panel of that side yet."""
+        self._bring: Callable[[Side, int, Any], None] = _nothing
+        self._bringing = False
+        """Whether a panel is being brought ahead."""
         self._changed = threading.Condition()
 
     def close(self) -> None:
-        """Let all memory go, that of panels in use when they are released; what is taken from now on is beside it."""
+        """Let all memory go, that of panels in use when they are released; what is taken from now on is beside it.
+        Nothing is brought ahead any more when this returns, from memory that may go afterwards.
+        """
         with self._changed:
             self._closed = True
             self._slots = {"a": [], "b": []}
             self._windows = []
+            self._expected, self._wanted, self._bring = [], {"a": [], "b": []}, _nothing
             self._changed.notify_all()
+            while self._bringing:
+                self._changed.wait()
 
-    def take(self, side: Side, index: int, fill: Callable[[Any], None], *, waits: bool) -> Pin:
-        """Return the panel of A or B that a block needs, brought by `fill(array)` where it is not here.
-
-        `waits`: for a slot, if none can be had; only where all who hold panels go on without whoever waits. Else it is
-        brought to memory beside the slots. Raises what `fill` and the allocation raise, and what the thread's
-        checkpoint does.
+    def shrink(self, *, least: bool = False) -> int:
+        """Let windows go that nobody has, and half of the slots that nobody uses, those that are needed last; return
+        their bytes. `least`: all of these slots but that of the last block. Blocks are computed as before, but panels
+        are brought more often.
         """
-        slot, found = self._slot_for(side, index, waits)
-        if found and slot is not None:
-            return Pin(self, slot, slot.array)
+        freed = 0
+        with self._changed:
+            self._shrunk = True
+            freed += len(self._windows) * self.window_bytes
+            self._windows = []
+            for side, slots in self._slots.items():
+                idle = [slot for slot in slots if not slot.pins]
+                idle.sort(key=self._rank(side, self._position + 1), reverse=True)
+                last = max(slots, key=lambda slot: slot.taken, default=None)
+                gone = [slot for slot in idle if slot is not last][: None if least else -(-len(idle) // 2)]
+                freed += len(gone) * self.plan.slot_bytes["ab".index(side)]
+                self._slots[side] = [slot for slot in slots if slot not in gone]
+            self._changed.notify_all()
+        return freed
+
+    def expect(self, indices: Sequence[int], bring: Callable[[Side, int, Any], None]) -> None:
+        """Expect these blocks next, in that order, and no others: `bring(side, index, array)` fills the panel of one,
+        in the thread of `bring_ahead`.
+        """
+        with self._changed:
+            if not self._closed:
+                self._expected, self._bring = list(indices), bring
+                self._wanted = {"a": list(indices), "b": list(indices)}
+                self._changed.notify_all()
+
+    def bring_ahead(self) -> None:
+        """Bring panels of the blocks that are expected, one after the other, until this is closed. A panel takes the
+        place that it would have if its block asked for it, once no block before that one needs what is there.
+        """
+        while self._bring_next():
+            pass
+
+    def _bring_next(self) -> bool:
+        """Bring the next panel; False: this is closed. Whoever waits for the end finds no slot held here any more."""
+        found = self._next_ahead()
+        if found is None:
+            return False
+        try:
+            self._bring_to(*found)
+        finally:
+            del found
+            with self._changed:
+                self._bringing = False
+                self._changed.notify_all()
+        return True
+
+    def _bring_to(self, slot: _Slot, side: Side, index: int, bring: Callable[[Side, int, Any], None]) -> None:
+        try:
+            self._fill(slot, side, index, partial(bring, side, index), ahead=True)
+        except Exception as error:  # whoever needs it finds the same, and says so
+            log.warning("a panel could not be brought ahead: %s", error)
+            with self._changed:
+                self._expected = []
+        else:
+            self.unpin(slot)
+
+    def _hold(self) -> None:
+        """Bring nothing ahead before other blocks are expected; return when nothing is under way."""
+        with self._changed:
+            self._expected = []
+            while self._bringing:
+                self._changed.wait()
+
+    def _next_ahead(self) -> tuple[_Slot, Side, int, Callable[[Side, int, Any], None]] | None:
+        """Wait for the next panel that may come; return its slot, taken for it; None once this is closed."""
+        with self._changed:
+            while not self._closed:
+                if (found := self._claim_ahead()) is not None:
+                    self._bringing = True
+                    return (*found, self._bring)
+                self._changed.wait()  # holding no slot, which may be let go meanwhile
+        return None
+
+    def _claim_ahead(self) -> tuple[_Slot, Side, int] | None:
+        """Take a slot for the first panel that is not here; None: there is none, or no block before may miss what is in
+        its slot.
+        """
+        missing = self._missing()
+        if missing is None:
+            return None
+        side, index = missing
+        slot = self._victim(side, self._positions[index])
+        if slot.pins or slot.panel in self._needed(side, index):
+            return None
+        self._claim(slot, self.grid.panel(side, index))
+        return slot, side, index
+
+    def _missing(self) -> tuple[Side, int] | None:
+        """Return side and block of the first panel that is not here."""
+        there = {side: {slot.panel for slot in slots} for side, slots in self._slots.items()}
+        for index in self._expected:
+            for side, wanted in self._wanted.items():
+                if index in wanted and self.grid.panel(side, index) not in there[side]:
+                    return side, index
+        return None
+
+    def _needed(self, side: Side, index: int) -> set[int]:
+        """Return panels that blocks need before that one, and have not taken yet."""
+        wanted = self._wanted[side]
+        return {self.grid.panel(side, each) for each in wanted[: wanted.index(index)]}
+
+    def _claim(self, slot: _Slot, panel: int) -> None:
+        slot.panel, slot.array, slot.ready, slot.pins = panel, None, False, 1
+
+    def _fill(
+        self, slot: _Slot | None, side: Side, index: int, fill: Callable[[Any], None], *, ahead: bool = False
+    ) -> tuple[Any, float]:
+        """Bring a panel to a slot that is taken for it, or beside all, and return it with the seconds that it took,
+        which the slot keeps of one that comes `ahead`; the slot is empty if that fails.
+        """
+        began = time.perf_counter()
         problem = self.grid.problem
         operand = problem.a if side == "a" else problem.b
         layout = panel_operand(operand, self.grid.operand_panel(side, index))
@@ -130,13 +267,32 @@ class PanelSlots:
                     slot.panel, slot.pins = None, slot.pins - 1
                     self._changed.notify_all()
             raise
+        seconds = time.perf_counter() - began
+        log.debug("panel %s%d: up from %.4f to %.4f", side, self.grid.panel(side, index), began, began + seconds)
         with self._changed:
             if slot is not None:
-                slot.array, slot.ready = array, True
+                slot.array, slot.ready, slot.seconds = array, True, seconds if ahead else 0.0
             self.uploads += 1
             self.uploaded_bytes += layout.nbytes
             self._changed.notify_all()
-        return Pin(self, slot, array)
+        return array, seconds
+
+    def take(self, side: Side, index: int, fill: Callable[[Any], None], *, waits: bool) -> Pin:
+        """Return the panel of A or B that a block needs, brought by `fill(array)` where it is not here.
+
+        `waits`: for a slot, if none can be had; only where all who hold panels go on without whoever waits. Else it is
+        brought to memory beside the slots, and nothing comes ahead meanwhile. Raises what `fill` and the allocation
+        raise, and what the thread's checkpoint does.
+        """
+        if not waits:
+            self._hold()
+        slot, found = self._slot_for(side, index, waits)
+        if found and slot is not None:
+            with self._changed:
+                seconds, slot.seconds = slot.seconds, 0.0
+            return Pin(self, slot, slot.array, seconds)
+        array, seconds = self._fill(slot, side, index, fill)
+        return Pin(self, slot, array, seconds)
 
     def take_window(self, nbytes: int) -> Any | None:
         """Return memory for a block's result, to be given back; None where there is none ready, or not so much."""
@@ -146,7 +302,7 @@ class PanelSlots:
     def give_window(self, memory: Any) -> None:
         """Take memory of a window back: nothing on the device writes to it or reads it any more."""
         with self._changed:
-            if not self._closed:
+            if not self._closed and not self._shrunk:
                 self._windows.append(memory)
 
     def unpin(self, slot: _Slot) -> None:
@@ -166,18 +322,32 @@ class PanelSlots:
                 slot = next((each for each in self._slots[side] if each.panel == panel), None)
                 if slot is not None and slot.ready:
                     slot.pins += 1
+                    self._note_use(slot, side, index)
                     return slot, True
                 if slot is None:
                     slot = self._victim(side, self._positions[index])
                     if slot.pins == 0:
-                        slot.panel, slot.array, slot.ready, slot.pins = panel, None, False, 1
+                        self._claim(slot, panel)
+                        self._note_use(slot, side, index)
                         return slot, False
                 if not waits:
                     return None, False
                 self._changed.wait(_LOOK_S)
 
+    def _note_use(self, slot: _Slot, side: Side, index: int) -> None:
+        self._taken += 1
+        slot.taken = self._taken
+        self._position = self._positions[index]
+        if index in self._wanted[side]:
+            self._wanted[side].remove(index)
+            self._changed.notify_all()
+
     def _victim(self, side: Side, position: int) -> _Slot:
         """Return an empty slot, or the one that the plan's rule takes (`memory_plan`)."""
+        return max(self._slots[side], key=self._rank(side, position))
+
+    def _rank(self, side: Side, position: int) -> Callable[[_Slot], tuple[bool, bool, int, int]]:
+        """Return what is greatest of the slot that goes first before the block at that position."""
         uses = self._uses[side]
 
         def rank(slot: _Slot) -> tuple[bool, bool, int, int]:
@@ -188,7 +358,7 @@ class PanelSlots:
             just_used = number > 0 and mine[number - 1] == position - 1
             return False, not just_used, mine[number] if number < len(mine) else _NEVER, -slot.panel
 
-        return max(self._slots[side], key=rank)
+        return rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,3 +372,7 @@ class PanelUse:
     def take(self, fill: Callable[[Any], None], *, waits: bool) -> Pin:
         """See `PanelSlots.take`."""
         return self.slots.take(self.side, self.index, fill, waits=waits)
+
+
+def _nothing(*_: object) -> None:
+    """Bring nothing: no block is expected."""

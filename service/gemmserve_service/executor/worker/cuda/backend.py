@@ -19,6 +19,7 @@ from gemmserve_service.executor.port import spec_adapter
 from gemmserve_service.executor.worker.backend import DeviceUnavailable, HostArray, call, go_on
 from gemmserve_service.executor.worker.batches import Products, sum_of
 from gemmserve_service.executor.worker.blocks.panel_slots import PanelSlots
+from gemmserve_service.executor.worker.blocks.panels_ahead import PanelsAhead
 from gemmserve_service.executor.worker.checks import element_counts, verification
 from gemmserve_service.executor.worker.cuda.batches import run_together
 from gemmserve_service.executor.worker.cuda.copies import DeviceCopies, order_of
@@ -39,7 +40,7 @@ from gemmserve_service.products import build
 from gemmserve_service.schemas import GemmParams, GemmReduceParams, Timings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
 
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.device.element_counts import Reading
     from gemmserve_service.executor.protocol import Kind
     from gemmserve_service.executor.worker.backend import Values
-    from gemmserve_service.executor.worker.blocks.panel_slots import Pin
+    from gemmserve_service.executor.worker.blocks.panel_slots import Pin, Side
     from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.executor.worker.memory.host_arena import ArenaFile
     from gemmserve_service.schemas import DeviceHealth, Elements, ProgramParams, StepParams
@@ -77,6 +78,13 @@ class _Panels:
     grid: Grid
     slots: PanelSlots | None = None
     reserved_bytes: int = 0
+
+    def shrink(self, copies: DeviceCopies, *, least: bool) -> int:
+        """See `PanelSlots.shrink`."""
+        freed = 0 if self.slots is None else self.slots.shrink(least=least)
+        self.reserved_bytes -= freed
+        copies.resident.reserve(-freed)
+        return freed
 
     def close(self, copies: DeviceCopies) -> None:
         """Let them go."""
@@ -144,7 +152,14 @@ class CupyBackend:
         self.write_queue = WriteQueue(self.copies, self.enter)
         self._panels: _Panels | None = None
         self._panels_lock = threading.RLock()
-        self._rooms = (self._drop_copies, self._vacate)
+        self._ahead = PanelsAhead(self.enter)
+        self._rooms = (
+            self._drop_copies,
+            self._shrink_panels,
+            self._vacate,
+            lambda: self._shrink_panels(least=True),
+            self._drop_panels,
+        )
         self.warm_up = WarmUp(cupy, self.spec, ordinal, self.enter, self.idleness)
 
     def spec_fields(self) -> dict[str, Any]:
@@ -217,6 +232,10 @@ class CupyBackend:
                     log.info("out of device memory for panels: %s", error)
             self._panels = _Panels(parent, grid, slots, plan.peak_bytes)
             return slots
+
+    def bring_ahead(self, slots: PanelSlots, indices: Sequence[int], operand: Callable[[Side, int], HostArray]) -> None:
+        slots.expect(indices, lambda side, index, array: self.copies.fill(array, operand(side, index)))
+        self._ahead.follow(slots)
 
     def close_panels(self, parent: str) -> None:
         with self._panels_lock:
@@ -297,17 +316,32 @@ class CupyBackend:
             return None
 
     def _drop_copies(self) -> bool:
-        """Drop what can be made again; panels of a product that found too little memory are not kept any more."""
-        with self._panels_lock:
-            if self._panels is not None:
-                self._panels.close(self.copies)
+        """Drop copies of arrays, which can be made again; panels of a large product stay."""
         self.copies.resident.clear()
         self.cupy.get_default_memory_pool().free_all_blocks()
         return True
 
+    def _shrink_panels(self, *, least: bool = False) -> bool:
+        """Drop panels of a large product that no block uses now, half of them or all, and windows that it has to spare;
+        False: there was nothing.
+        """
+        with self._panels_lock:
+            freed = 0 if self._panels is None else self._panels.shrink(self.copies, least=least)
+        return freed > 0 and self._drop_copies()
+
     def _vacate(self) -> bool:
         """Drop results, too, which are held in the memory of this process then; False: there was none."""
         return self.write_queue.vacate() and self._drop_copies()
+
+    def _drop_panels(self) -> bool:
+        """Keep no panels of the large product any more, the last resort: each of its blocks brings its own; False:
+        there was none.
+        """
+        with self._panels_lock:
+            if self._panels is None or self._panels.slots is None:
+                return False
+            self._panels.close(self.copies)
+        return self._drop_copies()
 
     def usable(self) -> bool:
         """Whether the context survived the last error; a sticky one ends it for good."""
@@ -391,20 +425,24 @@ class DeviceProduct:
 
     def _bring(self, *, waits: bool = False) -> None:
         """See `load`; without waiting for whoever may come behind this one, panels take memory beside the slots."""
-        began = time.perf_counter()
         self._checkpoint()
         try:
             self._there = {name: self._load(operand, waits) for name, operand in self._operands.items()}
         except BaseException:
             self.release()
             raise
-        self.timings.h2d_s += time.perf_counter() - began
 
     def _load(self, operand: HostArray, waits: bool) -> Any:
+        """Return an operand on the device; of a panel the seconds for which it came count, whoever waited for it."""
+        began = time.perf_counter()
         if operand.panel is None:
-            return self._copies.load(operand)
-        self._pins.append(self._copies.load_panel(operand, operand.panel, waits=waits))
-        return self._pins[-1].array
+            found = self._copies.load(operand)
+            self.timings.h2d_s += time.perf_counter() - began
+            return found
+        pin = self._copies.load_panel(operand, operand.panel, waits=waits)
+        self._pins.append(pin)
+        self.timings.h2d_s += pin.seconds
+        return pin.array
 
     def compute(self) -> None:
         """Enqueue the product on the current stream; the operands are loaded first, if they are not there."""

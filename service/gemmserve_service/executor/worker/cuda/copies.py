@@ -61,7 +61,11 @@ class DeviceCopies:
 
     def load_panel(self, operand: HostArray, use: PanelUse, *, waits: bool) -> Pin:
         """A panel of a large product's operand, likewise, in its slot until it is released: see `PanelSlots.take`."""
-        return use.take(lambda array: self._whole(self._fill(array, operand)), waits=waits)
+        return use.take(lambda array: self.fill(array, operand), waits=waits)
+
+    def fill(self, array: Any, operand: HostArray) -> None:
+        """Fill an array of the device with an operand, which is there when this returns."""
+        self._whole(self._fill(array, operand))
 
     def _whole(self, value: Any) -> Any:
         """Wait for what was enqueued to make it."""

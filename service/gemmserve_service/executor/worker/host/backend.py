@@ -136,6 +136,9 @@ class CpuBackend:
         self._panels = parent, slots
         return slots
 
+    def bring_ahead(self, *_: object) -> None:
+        """See `DeviceBackend`: panels lie where they are copied from."""
+
     def close_panels(self, parent: str) -> None:
         if self._panels is not None and self._panels[0] == parent:
             self._panels = None

@@ -1,4 +1,5 @@
 import contextlib
+import ctypes
 import time
 
 from cupy._array import alloc
@@ -11,8 +12,16 @@ __all__ = [
 ]  # fmt: skip
 
 
+class PinnedMemoryPointer(bytearray):
+    """Memory of the host; `ptr` is its address."""
+
+    @property
+    def ptr(self):
+        return ctypes.addressof((ctypes.c_char * len(self)).from_buffer(self))
+
+
 def alloc_pinned_memory(nbytes):
-    return bytearray(nbytes)
+    return PinnedMemoryPointer(nbytes)
 
 
 class Event:

@@ -252,13 +252,179 @@ def test_what_nobody_foresaw_is_a_500(raw, live, job, monkeypatch):
     async def fail(*_, **__):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(live.core.jobs, "submit", fail)
+    monkeypatch.setattr(live.core.jobs, "accept", fail)
     with structlog.testing.capture_logs() as lines:
         post(raw, job)
         status, _, body = raw.answer()
     assert (status, json.loads(body)["type"]) == (500, "/problems/internal")
     assert "ZeroDivisionError" not in body.decode()
     assert [line for line in lines if line["event"] == "unexpected error"]
+
+
+def by_its_form(taken):
+    """Whether the last submission was that of a job whose form was known, without a task."""
+    return taken[-1]._accepted is not None
+
+
+@pytest.fixture
+def known(raw, job):
+    """A job whose form is known."""
+    for _ in range(2):
+        post(raw, job)
+        assert raw.answer()[0] == 202
+    return job
+
+
+def test_a_job_of_a_known_form_is_answered_as_any_other(live, raw, known, taken):
+    live.executor.hold = True
+    post(raw, known, "Prefer: wait=0")  # which the worker has, and others wait for
+    raw.answer()
+    found = []
+    for send, further in ((post, []), (post, ["Idempotency-Key: k"]), (in_chunks, [])):
+        send(raw, known, *further)
+        status, headers, body = raw.answer()
+        told = json.loads(body)
+        assert headers["location"] == f"/v1/jobs/{told['id']}"
+        assert int(headers["content-length"]) == len(body)
+        own = {"location", "x-request-id", "date"}
+        kept = {name: value for name, value in headers.items() if name not in own}
+        found.append((status, kept, {**told, "id": "", "created_at": ""}))
+    assert by_its_form(taken)
+    assert len(taken) == 3
+    assert found[0] == found[1] == found[2]
+    assert found[0][2]["state"] == "queued"
+    assert found[0][2]["request"]["a"] == known["a"]
+    live.executor.release()
+
+
+def test_a_known_form_runs_on_other_operands(live, raw, known, taken, random_array):
+    a, b = random_array((3, 4), seed=5), random_array((4, 2), seed=6)
+    with Client(live.url) as client:
+        ra, rb = client.put(a), client.put(b)
+        post(raw, {"op": "gemm", "a": ra.id, "b": rb.id})
+        told = json.loads(raw.answer()[2])
+        assert by_its_form(taken)
+        assert told["request"]["a"] == ra.id
+        done = client.job(told["id"]).wait(60)
+        np.testing.assert_allclose(done.result().numpy(), a @ b, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_wrong_with_a_job_of_a_known_form(raw, known, taken):
+    nobody = "arr_" + "0" * 26
+    for wrong in ({"a": nobody}, {"b": known["a"]}):
+        found = []
+        for send in (post, in_chunks):
+            send(raw, known | wrong)
+            status, _, body = raw.answer()
+            found.append((status, {**json.loads(body), "instance": None}))
+        assert found[0] == found[1]
+        assert found[0][0] in {404, 422}
+    post(raw, known)
+    assert raw.answer()[0] == 202
+    assert by_its_form(taken)
+
+
+def test_keys_of_jobs_of_a_known_form(raw, known, taken):
+    post(raw, known, "Idempotency-Key: k")
+    _, headers, first = raw.answer()
+    assert by_its_form(taken)
+    assert "idempotent-replayed" not in headers
+    post(raw, known, "Idempotency-Key: k")
+    status, headers, again = raw.answer()
+    assert (status, headers["idempotent-replayed"]) == (202, "true")
+    assert json.loads(again)["id"] == json.loads(first)["id"]
+    post(raw, known | {"a": known["b"]}, "Idempotency-Key: k")
+    status, _, body = raw.answer()
+    assert (status, json.loads(body)["type"]) == (422, "/problems/idempotency-mismatch")
+
+
+def test_a_key_whose_first_request_is_being_taken_in(live, raw, known, taken):
+    live.call(lambda: live.core.jobs._keys.arrive("", "k", "digest"))
+    post(raw, known, "Idempotency-Key: k")
+    assert json.loads(raw.answer()[2])["type"] == "/problems/idempotency-mismatch"
+    live.call(lambda: live.core.jobs._keys.arrived("", "k"))
+    post(raw, known, "Idempotency-Key: k")
+    assert raw.answer()[0] == 202
+    assert not live.core.jobs._keys._arriving
+
+
+def test_a_job_of_a_known_form_that_cannot_be_put_on_record(live, raw, known, taken):
+    def write(statement):
+        live.call(lambda: live.core.database.write_soon(lambda db: db.execute(statement)))
+
+    write("CREATE TRIGGER refuse BEFORE INSERT ON jobs BEGIN SELECT RAISE(ABORT, 'no room'); END")
+    post(raw, known, "Idempotency-Key: k")
+    status, _, body = raw.answer()
+    assert (status, json.loads(body)["type"]) == (500, "/problems/internal")
+    until(lambda: not live.core.jobs._live)
+    write("DROP TRIGGER refuse")
+    post(raw, known, "Idempotency-Key: k")
+    status, headers, _ = raw.answer()
+    assert (status, headers.get("idempotent-replayed")) == (202, None)
+    assert by_its_form(taken)
+
+
+def test_what_nobody_foresaw_about_a_known_form_is_a_500(raw, live, known, monkeypatch):
+    def fail(*_, **__):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(live.core.jobs, "accept_now", fail)
+    with structlog.testing.capture_logs() as lines:
+        post(raw, known)
+        status, _, body = raw.answer()
+    assert (status, json.loads(body)["type"]) == (500, "/problems/internal")
+    assert "ZeroDivisionError" not in body.decode()
+    assert [line for line in lines if line["event"] == "unexpected error"]
+
+
+def test_who_hangs_up_at_once_has_submitted_a_job_of_a_known_form(live, known):
+    before = len(live.core.jobs._recent)
+    with contextlib.closing(Raw(live)) as connection:
+        post(connection, known, "Idempotency-Key: k")
+        connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    until(lambda: len(live.core.jobs._recent) > before and not live.core.jobs._live)
+    with contextlib.closing(Raw(live)) as connection:
+        post(connection, known, "Idempotency-Key: k")
+        status, headers, body = connection.answer()
+    assert (status, headers["idempotent-replayed"], json.loads(body)["state"]) == (202, "true", "succeeded")
+
+
+def test_many_jobs_of_known_forms_are_answered_as_any_others(live, raw, known):
+    live.executor.hold = True
+    jobs = [known, known | {"alpha": 2}] * 100
+    document = json.dumps({"jobs": jobs}).encode()
+    found = []
+    for send in (post, post, in_chunks):
+        send(raw, document)
+        status, headers, body = raw.answer()
+        told = json.loads(body)["jobs"]
+        assert len({each["id"] for each in told}) == len(jobs)
+        state = [{**each, "id": "", "created_at": "", "started_at": None, "estimated_s": None} for each in told]
+        found.append((status, headers["content-type"], state))
+    assert found[0][0] == 202
+    assert found[0][1] == found[1][1] == found[2][1]
+    assert {json.dumps(each) for _, _, states in found[1:] for each in states} == {json.dumps(found[2][2][-1])}
+    live.executor.release()
+
+
+def test_many_jobs_of_which_one_is_wrong(live, raw, known):
+    nobody = "arr_" + "0" * 26
+    for wrong, slug, field in (
+        (known | {"a": nobody}, "not-found", None),
+        (known | {"b": known["a"]}, "shape-mismatch", None),
+        (known | {"alpah": 1}, "parameter-invalid", "jobs.77.alpah"),
+        (known | {"a": "x"}, "parameter-invalid", "jobs.77.a"),
+    ):
+        found = []
+        for send in (post, post, in_chunks):
+            send(raw, {"jobs": [known] * 77 + [wrong] + [known] * 100})
+            status, _, body = raw.answer()
+            found.append((status, {**json.loads(body), "instance": None}))
+        assert found[0] == found[1] == found[2]
+        told = found[0][1]
+        assert told["type"] == f"/problems/{slug}"
+        assert told["errors"][0]["field"] == field if field else told["item"] == 77
+    until(lambda: not live.core.jobs._live)
 
 
 def ask(raw, target, *further, method="GET"):

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gemmserve_service.processes.probe.links import link_rates, rate_of
+from gemmserve_service.processes.probe.links import link_rates, rate_of, rates_for
 
 
 class Slow:
@@ -46,6 +46,33 @@ def test_every_way_is_measured_alone_and_together() -> None:
 def test_one_device_is_all_devices() -> None:
     found = link_rates([Slow()], (1,))
     assert found["pinned_up"]["alone"] == found["pinned_up"]["together"]
+
+
+def test_rates_of_copies_that_run_at_once_are_those_of_each() -> None:
+    meeting = threading.Barrier(2)
+    ends = threading.Event()
+
+    def slow() -> int:
+        if not ends.is_set():
+            meeting.wait(60)  # broken unless both are under way
+        return 10
+
+    def fast() -> int:
+        if not ends.is_set():
+            meeting.wait(60)
+            ends.set()
+        return 1000
+
+    up, down = rates_for([slow, fast], 0.01)
+    assert 0 < up < down
+
+
+def test_a_copy_that_fails_ends_the_others() -> None:
+    def fail() -> int:
+        raise OSError("no")
+
+    with pytest.raises(OSError, match="no"):
+        rates_for([fail, lambda: 1], 0.01)
 
 
 def test_copies_run_at_once() -> None:

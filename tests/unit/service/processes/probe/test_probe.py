@@ -13,7 +13,7 @@ import pytest
 
 from gemmserve_kernels import DeviceSpec
 from gemmserve_kernels.planning.model import Hosts, Product, predict
-from gemmserve_kernels.planning.rates import rates_of
+from gemmserve_kernels.planning.rates import Way, rates_of
 from gemmserve_service.processes.probe.amounts import QUICK
 from gemmserve_service.processes.probe.probe import ordinals_of, probe, summary
 
@@ -80,7 +80,9 @@ def test_on_a_gpu(on_a_gpu) -> None:
     assert 0 < rates.pinned.up < float("inf")
     assert 0 < rates.pageable.down < float("inf")
     links = on_a_gpu["measured"]["links"]
-    assert set(links) == {"pinned_up", "pinned_down", "pinned_both", "ring_up", "ring_down"}
+    assert set(links) == {"pinned_up", "pinned_down", "pinned_both", "ring_up", "ring_down", "stored"}
+    assert rates.stored == Way(**links["stored"])
+    assert min(links["stored"].values()) > 0
     assert set(links["ring_up"]) == {"1", "2"}
     assert rates.pageable.up == max(each["alone"] for each in links["ring_up"].values())
 

@@ -14,9 +14,10 @@ import pytest
 from gemmserve_kernels import KernelError, Operand
 from gemmserve_kernels.blocks.grid import Grid
 from gemmserve_kernels.blocks.memory_plan import plan_memory
-from gemmserve_kernels.device.spec import DeviceSpec
+from gemmserve_kernels.device.spec import KNOWN, DeviceSpec
 from gemmserve_service import products
 from gemmserve_service.errors import Draining, JobCancelled, JobFailed, JobTimeout, WorkerCrashed
+from gemmserve_service.executor.port import Worker
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.scheduling.blocks import blocks as blocks_module
 from gemmserve_service.scheduling.blocks.blocks import Blocks, BlockTask, _tiles
@@ -161,11 +162,13 @@ async def test_a_worker_has_two_blocks_at_most(blocky, make_fake, large, monkeyp
     assert sorted(sent(fake)) == list(range(16))
 
 
-@pytest.mark.parametrize(("seconds", "windows", "most"), [(0.01, 3, 3), (0.01, 1, 2), (1.0, 3, 2)])
+@pytest.mark.parametrize(
+    ("seconds", "windows", "most"), [(0.01, 3, 3), (0.01, 2, 2), (0.01, 1, 1), (1.0, 3, 2), (1.0, 1, 1)]
+)
 async def test_a_worker_has_three_brief_blocks_where_memory_has_room(
     blocky, make_fake, large, monkeypatch, seconds, windows, most
 ):
-    """By what is known of blocks now, not by what was when the product came."""
+    """By what is known of blocks now, not by what was when the product came; never more than there are windows."""
     charged = 10.0  # before any block was sent
     monkeypatch.setattr(Estimates, "seconds", lambda *_: seconds if sent(fake) else charged)
     monkeypatch.setattr(Estimates, "learn", lambda *_: None)
@@ -178,6 +181,36 @@ async def test_a_worker_has_three_brief_blocks_where_memory_has_room(
     await large(scheduler)
     assert most_at_once(fake) == most
     assert sorted(sent(fake)) == list(range(16))
+
+
+async def test_blocks_of_the_first_product_of_a_server_are_known_to_be_brief(make_large):
+    """By the kernels' own estimate, not by a rate that any accelerator has; the watchdog waits by that."""
+    task = await make_large("large")
+    square = Operand.contiguous((32768, 32768), np.dtype("c8"))
+    grid = Grid.of(products.build(GemmParams(), {"a": square, "b": square}))
+    worker = Worker("cuda:0", spec=KNOWN["H200"], device_class=0)
+    block = Blocks(task, grid, None, None).typical
+    block.plans[worker.device_class] = block.plan(worker.spec)
+    estimates = Estimates()
+    assert 0.02 < estimates.seconds(block, worker) < 0.1
+    assert estimates.cautious_seconds(block, worker) > 4
+    estimates.learn(block, worker, Timings(kernel_s=0.08))
+    assert estimates.seconds(block, worker) == pytest.approx(0.08)
+
+
+async def test_a_worker_is_told_which_blocks_come_next(blocky, make_fake, large):
+    """Those of its own tile, so that their panels come ahead."""
+    fake = make_fake("cuda:0", "cuda:1")
+    scheduler = await blocky(fake)
+    task = await large(scheduler, "large", 96)  # 6 x 6 blocks, in two tiles of 18
+    run(fake)
+    assert task.over
+    for name in ("cuda:0", "cuda:1"):
+        blocks = [work.block for to, works in fake.sent for work in works if to.id == name]
+        tile = [block.index for block in blocks[:18]]
+        assert len({index // 18 for index in tile}) == 1
+        for number, block in enumerate(blocks[:18]):
+            assert block.ahead == tuple(tile[number + 1 : number + 17])
 
 
 @pytest.mark.parametrize("owner", ["x", "y"], ids=["same owner", "another"])

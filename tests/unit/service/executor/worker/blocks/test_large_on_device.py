@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.load.block_trace import last_product
 
 SCRIPT = Path(__file__).parents[5] / "support" / "large_product_script.py"
 
@@ -104,3 +105,39 @@ def test_planes_are_made_in_strips_where_that_leaves_room_for_panels(all_cases) 
         assert case["uploaded"] == case["planned"]
     plain = {case["bits"] for case in all_cases if case["case"] == "plain" and case["fits"]}
     assert {case["bits"] for case in found} == plain
+
+
+def test_panels_are_the_last_to_go_where_memory_is_short(all_cases) -> None:
+    """A block that finds too little memory has copies dropped first, then half of the panels that no block uses, then
+    all of these, and only then every panel, each of which is brought for its block alone from then on.
+    """
+    found = [case for case in all_cases if case["case"] == "short"]
+    assert [case["count"] for case in found] == list(range(6))
+    for case in found:
+        assert case["answers"] == ["done"]
+        assert case["calls"] == case["blocks"] + case["count"]
+        assert case["used"] == 0
+        assert case["peak"] <= case["budget"]
+    assert len({case["bits"] for case in found}) == 1
+    alone, copies, idle, least, none = (case["uploaded"] for case in found[1:])
+    assert alone == copies == found[0]["planned"], "panels stay"
+    assert copies < idle < least < none
+    assert none > 0.9 * found[0]["pair"] * found[0]["blocks"]
+
+
+def test_the_log_says_when_each_block_was_at_which_stage(all_cases) -> None:
+    """At level debug: what the load test keeps of it."""
+    case = next(case for case in all_cases if case["case"] == "short")
+    lines = last_product(case["log"])
+    blocks = {int(line.split()[1].rstrip(":")): line for line in lines if line.startswith("block")}
+    assert list(blocks) == case["order"]
+    for line in blocks.values():
+        spans = [part.split() for part in line.partition(": ")[2].split(", ")]
+        assert [stage for stage, _ in spans] == ["load", "compute", "finish", "store"]
+        times = [float(time) for _, span in spans for time in span.split("-")]
+        assert times == sorted(times)
+    panels = [line.split()[1].rstrip(":") for line in lines if line.startswith("panel")]
+    assert sorted(panels) == sorted(
+        f"{side}{number}" for side, count in (("a", 5), ("b", 6)) for number in range(count)
+    )
+    assert case["h2d_s"] > 0
