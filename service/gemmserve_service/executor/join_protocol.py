@@ -5,7 +5,8 @@ One port takes two kinds of connections, told apart by their first bytes:
 A **link** begins with the line `GREETING`, then a frame `Join`; the front answers `Joined` or `Refused`. After that
 both send the messages of `protocol` (the agent on the node stands for its worker process), `Pulse`, `Rate`, and bytes
 of small arrays. A frame is four bytes of length, big-endian, then JSON. With the length's top bit set it is a **binary
-frame**: the length counts four bytes of the header's length, the header, which is JSON, and raw bytes after it.
+frame**: the length counts four bytes of the header's length, the header, which is JSON, and raw bytes after it, which
+are dealt with as they come.
 
 Anything else is a **data exchange**: HTTP/1.1, `Authorization: Bearer <secret of the link>`, targets made here:
 
@@ -54,7 +55,9 @@ BEAT_S: Final = 1.0
 AGENT_SHARE: Final = 0.8
 """Share of `Joined.heartbeat_timeout_s` after which the agent gives up its tasks: before the front gives them away."""
 INLINE_BYTES: Final = 1 << 16
-"""Bytes of small operands or results of one task that may go in binary frames, together."""
+"""Bytes of small operands of one task that may go in binary frames, together."""
+RESULT_BYTES: Final = 1 << 20
+"""Bytes of the results of one task that may, likewise."""
 MAX_GREETING_FRAME: Final = 1 << 14
 """Bytes of a frame before the link is joined."""
 MAX_FRAME: Final = 1 << 27
@@ -161,62 +164,97 @@ FROM_AGENT: Final[TypeAdapter[_FromAgent]] = TypeAdapter(Annotated[_FromAgent, F
 
 
 class Frame(NamedTuple):
-    """One frame: its JSON, and the raw bytes of a binary one; None for one of JSON alone."""
+    """One frame, or a part of a binary one: its JSON, and raw bytes; None for a frame of JSON alone."""
 
     body: bytes
-    raw: bytes | None
+    raw: memoryview | None = None
+    at: int = 0
+    """Raw bytes of the frame before these."""
+    nbytes: int = 0
+    """All raw bytes of the frame."""
 
 
-def encode_binary(head: Bytes | ResultBytes, raw: bytes | memoryview) -> bytes:
-    """Return the binary frame of a head and its bytes. Raises ProtocolError if these are more than INLINE_BYTES."""
-    if len(raw) > INLINE_BYTES:
+def binary_frame(head: Bytes | ResultBytes, raw: bytes | memoryview) -> tuple[bytes, bytes | memoryview]:
+    """Return the binary frame of a head and its bytes, in two pieces: what goes before the bytes, and these. Raises
+    ProtocolError if there are too many.
+    """
+    if len(raw) > (INLINE_BYTES if isinstance(head, Bytes) else RESULT_BYTES):
         raise ProtocolError(f"{len(raw)} bytes in one frame")
     header = head.model_dump_json().encode()
     length = _LENGTH + len(header) + len(raw)
-    return b"".join(((length | _BINARY).to_bytes(_LENGTH, "big"), len(header).to_bytes(_LENGTH, "big"), header, raw))
+    return b"".join(((length | _BINARY).to_bytes(_LENGTH, "big"), len(header).to_bytes(_LENGTH, "big"), header)), raw
 
 
 class JoinDecoder:
-    """Cuts a stream of bytes, after the greeting, into frames of both kinds.
+    """Cuts a stream of bytes, after the greeting, into frames of both kinds, and binary ones into what has come of them.
 
-    `limit`: bytes of a frame of JSON, which may be changed between two calls.
+    `limit`: bytes of a frame of JSON, which may be changed between two calls; `most`: raw bytes of a binary one.
     """
 
-    def __init__(self, limit: int = MAX_FRAME) -> None:
+    def __init__(self, limit: int = MAX_FRAME, most: int = RESULT_BYTES) -> None:
         self.limit = limit
+        self._most = most
         self._buffer = bytearray()
+        """What has come of lengths, JSON and headers."""
+        self._needed = _LENGTH
+        """Bytes of them after which they say more, or are complete."""
+        self._head = b""
+        """Header of the binary frame whose bytes come."""
+        self._nbytes = self._left = 0
+        """Raw bytes of it, and those that have not come."""
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """Return the frames that `data` completes. Raises ProtocolError for one too long, as soon as it says so, or
-        one whose header is longer than it.
+    def feed(self, data: bytes | memoryview) -> list[Frame]:
+        """Return the frames that `data` completes, and parts of binary ones, whose bytes are those of `data` itself.
+        Raises ProtocolError for one too long, as soon as it says so, or one whose header is longer than it.
         """
-        buffer = self._buffer
-        buffer += data
+        view = memoryview(data)
         frames: list[Frame] = []
-        start = 0
-        while len(buffer) - start >= _LENGTH:
-            word = int.from_bytes(buffer[start : start + _LENGTH], "big")
-            length = word & ~_BINARY
-            if length > (min(self.limit, INLINE_BYTES + MAX_GREETING_FRAME) if word & _BINARY else self.limit):
-                raise ProtocolError(f"a frame of {length} bytes")
-            end = start + _LENGTH + length
-            if len(buffer) < end:
-                break
-            body = bytes(buffer[start + _LENGTH : end])
-            frames.append(_cut(body) if word & _BINARY else Frame(body, None))
-            start = end
-        del buffer[:start]
+        while len(view):
+            if self._left:
+                part, view = view[: self._left], view[self._left :]
+                frames.append(Frame(self._head, part, self._nbytes - self._left, self._nbytes))
+                self._left -= len(part)
+                continue
+            missing = self._needed - len(self._buffer)
+            self._buffer += view[:missing]
+            view = view[missing:]
+            while len(self._buffer) == self._needed:
+                if (needed := self._needs()) == self._needed:
+                    frames += self._complete()
+                    break
+                self._needed = needed
         return frames
 
+    def _needs(self) -> int:
+        """Return the bytes that the buffer is to have, as far as it says so. Raises ProtocolError."""
+        word = int.from_bytes(self._buffer[:_LENGTH], "big")
+        length = word & ~_BINARY
+        if not word & _BINARY:
+            if length > self.limit:
+                raise ProtocolError(f"a frame of {length} bytes")
+            return _LENGTH + length
+        if length > min(self.limit, self._most + MAX_GREETING_FRAME):
+            raise ProtocolError(f"a frame of {length} bytes")
+        header = int.from_bytes(self._buffer[_LENGTH : 2 * _LENGTH], "big")
+        if header > length - _LENGTH:
+            raise ProtocolError("a binary frame whose header is longer than it")
+        if len(self._buffer) == _LENGTH:
+            return 2 * _LENGTH
+        if (raw := length - _LENGTH - header) > self._most:
+            raise ProtocolError(f"{raw} bytes in one frame")
+        return 2 * _LENGTH + header
 
-def _cut(body: bytes) -> Frame:
-    header = int.from_bytes(body[:_LENGTH], "big")
-    if len(body) < _LENGTH or header > len(body) - _LENGTH:
-        raise ProtocolError("a binary frame whose header is longer than it")
-    raw = body[_LENGTH + header :]
-    if len(raw) > INLINE_BYTES:
-        raise ProtocolError(f"{len(raw)} bytes in one frame")
-    return Frame(body[_LENGTH : _LENGTH + header], raw)
+    def _complete(self) -> list[Frame]:
+        """Return the frame that the buffer holds, unless its bytes are still to come."""
+        word = int.from_bytes(self._buffer[:_LENGTH], "big")
+        body = bytes(memoryview(self._buffer)[2 * _LENGTH if word & _BINARY else _LENGTH :])
+        self._buffer = bytearray()
+        self._needed = _LENGTH
+        if not word & _BINARY:
+            return [Frame(body)]
+        self._head = body
+        self._nbytes = self._left = (word & ~_BINARY) - _LENGTH - len(body)
+        return [] if self._left else [Frame(body, memoryview(b""))]
 
 
 class ReadExtent(NamedTuple):
