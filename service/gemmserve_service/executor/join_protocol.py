@@ -186,7 +186,7 @@ def binary_frame(head: Bytes | ResultBytes, raw: bytes | memoryview) -> tuple[by
 
 
 class JoinDecoder:
-    """Cuts a stream of bytes, after the greeting, into frames of both kinds, and binary ones into what has come of them.
+    """Cuts a stream of bytes, after the greeting, into frames of both kinds, binary ones into what has come of them.
 
     `limit`: bytes of a frame of JSON, which may be changed between two calls; `most`: raw bytes of a binary one.
     """
@@ -195,9 +195,7 @@ class JoinDecoder:
         self.limit = limit
         self._most = most
         self._buffer = bytearray()
-        """What has come of lengths, JSON and headers."""
-        self._needed = _LENGTH
-        """Bytes of them after which they say more, or are complete."""
+        """What has come of a frame of JSON, or up to the end of a header."""
         self._head = b""
         """Header of the binary frame whose bytes come."""
         self._nbytes = self._left = 0
@@ -209,25 +207,33 @@ class JoinDecoder:
         """
         view = memoryview(data)
         frames: list[Frame] = []
-        while len(view):
+        while view:
             if self._left:
                 part, view = view[: self._left], view[self._left :]
                 frames.append(Frame(self._head, part, self._nbytes - self._left, self._nbytes))
                 self._left -= len(part)
-                continue
-            missing = self._needed - len(self._buffer)
-            self._buffer += view[:missing]
-            view = view[missing:]
-            while len(self._buffer) == self._needed:
-                if (needed := self._needs()) == self._needed:
-                    frames += self._complete()
-                    break
-                self._needed = needed
+            elif self._buffer:
+                missing = self._needs(self._buffer) - len(self._buffer)
+                self._buffer += view[:missing]
+                view = view[missing:]
+                if len(self._buffer) == self._needs(self._buffer):
+                    frames += self._complete(memoryview(self._buffer))
+                    self._buffer = bytearray()
+            elif len(view) < (needed := self._needs(view)):
+                self._buffer += view
+                break
+            else:
+                frames += self._complete(view[:needed])
+                view = view[needed:]
         return frames
 
-    def _needs(self) -> int:
-        """Return the bytes that the buffer is to have, as far as it says so. Raises ProtocolError."""
-        word = int.from_bytes(self._buffer[:_LENGTH], "big")
+    def _needs(self, start: bytearray | memoryview) -> int:
+        """Return the bytes of a frame up to its end, or its header's, as far as its first ones say it. Raises
+        ProtocolError.
+        """
+        if len(start) < _LENGTH:
+            return _LENGTH
+        word = int.from_bytes(start[:_LENGTH], "big")
         length = word & ~_BINARY
         if not word & _BINARY:
             if length > self.limit:
@@ -235,26 +241,25 @@ class JoinDecoder:
             return _LENGTH + length
         if length > min(self.limit, self._most + MAX_GREETING_FRAME):
             raise ProtocolError(f"a frame of {length} bytes")
-        header = int.from_bytes(self._buffer[_LENGTH : 2 * _LENGTH], "big")
+        if length < _LENGTH:
+            raise ProtocolError("a binary frame without a header")
+        if len(start) < 2 * _LENGTH:
+            return 2 * _LENGTH
+        header = int.from_bytes(start[_LENGTH : 2 * _LENGTH], "big")
         if header > length - _LENGTH:
             raise ProtocolError("a binary frame whose header is longer than it")
-        if len(self._buffer) == _LENGTH:
-            return 2 * _LENGTH
         if (raw := length - _LENGTH - header) > self._most:
             raise ProtocolError(f"{raw} bytes in one frame")
         return 2 * _LENGTH + header
 
-    def _complete(self) -> list[Frame]:
-        """Return the frame that the buffer holds, unless its bytes are still to come."""
-        word = int.from_bytes(self._buffer[:_LENGTH], "big")
-        body = bytes(memoryview(self._buffer)[2 * _LENGTH if word & _BINARY else _LENGTH :])
-        self._buffer = bytearray()
-        self._needed = _LENGTH
+    def _complete(self, start: memoryview) -> list[Frame]:
+        """Return the frame that this is, unless its bytes are still to come."""
+        word = int.from_bytes(start[:_LENGTH], "big")
         if not word & _BINARY:
-            return [Frame(body)]
-        self._head = body
-        self._nbytes = self._left = (word & ~_BINARY) - _LENGTH - len(body)
-        return [] if self._left else [Frame(body, memoryview(b""))]
+            return [Frame(bytes(start[_LENGTH:]))]
+        self._head = bytes(start[2 * _LENGTH :])
+        self._nbytes = self._left = (word & ~_BINARY) - _LENGTH - len(self._head)
+        return [] if self._left else [Frame(self._head, memoryview(b""))]
 
 
 class ReadExtent(NamedTuple):

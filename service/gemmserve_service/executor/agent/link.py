@@ -48,8 +48,8 @@ class JoinRefused(Exception):  # noqa: N818 (says what is the case)
 
 
 class Link(asyncio.Protocol):
-    """One connection of messages. `on_message(message)` hears each, `on_bytes(extent, offset, bytes)` what comes of small
-    operands, `on_lost(reason)` the end, once.
+    """One connection of messages. `on_message(message)` hears each, `on_bytes(extent, offset, bytes)` what comes of
+    small operands, `on_lost(reason)` the end, once.
 
     The lease: the front has to be heard from every now and then. The clock is looked at before anything that came is
     read, and before anything is sent: what a process that stood still finds in its sockets may be old.
