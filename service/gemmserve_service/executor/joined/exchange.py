@@ -164,7 +164,7 @@ class Exchange:
     # -- operands ---------------------------------------------------------------------------------------------------
 
     def _begin_read(self, link: Link, asked: ReadExtent) -> None:
-        if not asked.length or link.reads(asked) is None:
+        if not asked.length or link.assignments.reads(*asked) is None:
             raise _Refusal(410, "gone")
         self._reading, self._sent = asked, 0
         self._send(asked.length)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from gemmserve_service.executor.join_protocol import Frame, ReadExtent
+    from gemmserve_service.executor.join_protocol import Frame
     from gemmserve_service.executor.joined.assignments import Assignment, File, Operand
     from gemmserve_service.executor.joined.door import Door
     from gemmserve_service.executor.joined.exchange import Exchange
@@ -260,13 +260,6 @@ class Link:
             self._sent.add(operand)
         self.count_fetched(sum(operand.nbytes for operand in found))
         return pieces
-
-    def reads(self, asked: ReadExtent) -> File | None:
-        """Return the file of bytes of an operand that the node asks for; None: no task that it has reads them. What it
-        was sent before is not there any more.
-        """
-        self._sent.gone(asked)
-        return self.assignments.reads(*asked)
 
     def say(self, message: BaseModel) -> None:
         """Send one message."""

@@ -9,7 +9,6 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from gemmserve_service.executor.join_protocol import ReadExtent
     from gemmserve_service.executor.joined.assignments import Operand
 
 MAX_SENT: Final = 4096
@@ -45,7 +44,3 @@ class SentOperands:
         self._sent.move_to_end(place)
         if len(self._sent) > MAX_SENT:
             self._sent.popitem(last=False)
-
-    def gone(self, asked: ReadExtent) -> None:
-        """Note that the node asks for bytes that begin there: it has them no more."""
-        self._sent.pop((asked.extent, asked.offset), None)
