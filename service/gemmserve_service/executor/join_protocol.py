@@ -3,10 +3,10 @@
 One port takes two kinds of connections, told apart by their first bytes:
 
 A **link** begins with the line `GREETING`, then a frame `Join`; the front answers `Joined` or `Refused`. After that
-both send the messages of `protocol` (the agent on the node stands for its worker process), `Pulse`, `Rate`, and bytes
-of small arrays. A frame is four bytes of length, big-endian, then JSON. With the length's top bit set it is a **binary
-frame**: the length counts four bytes of the header's length, the header, which is JSON, and raw bytes after it, which
-are dealt with as they come.
+both send the messages of `protocol` (the agent on the node stands for its worker process), `Pulse`, `Rate`, `Leave`,
+and bytes of small arrays. A frame is four bytes of length, big-endian, then JSON. With the length's top bit set it is a
+**binary frame**: the length counts four bytes of the header's length, the header, which is JSON, and raw bytes after
+it, which are dealt with as they come.
 
 Anything else is a **data exchange**: HTTP/1.1, `Authorization: Bearer <secret of the link>`, targets made here:
 
@@ -132,6 +132,12 @@ class Pulse(_Message):
     kind: Literal["pulse"] = "pulse"
 
 
+class Leave(_Message):
+    """Agent to front, last of all: it was told to stop, and has answered its task."""
+
+    kind: Literal["leave"] = "leave"
+
+
 class Rate(_Message):
     """Agent to front: rate of the link, measured by `/internal/probe`."""
 
@@ -158,7 +164,7 @@ class ResultBytes(_Message):
 
 
 _ToAgent = RunBatch | Cancel | Forget | Write | Drop | Stop | Pulse | Joined | Refused | Bytes
-_FromAgent = Hello | Beat | Compiling | Done | Failed | Written | Kept | Rate | Join | ResultBytes
+_FromAgent = Hello | Beat | Compiling | Done | Failed | Written | Kept | Rate | Join | Leave | ResultBytes
 TO_AGENT: Final[TypeAdapter[_ToAgent]] = TypeAdapter(Annotated[_ToAgent, Field(discriminator="kind")])
 FROM_AGENT: Final[TypeAdapter[_FromAgent]] = TypeAdapter(Annotated[_FromAgent, Field(discriminator="kind")])
 

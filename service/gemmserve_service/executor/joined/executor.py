@@ -2,7 +2,8 @@
 
 A link that ends, for whatever reason, ends its tasks in the same turn of the event loop: the scheduler queues them
 again, and what the node sends afterwards is refused. The worker stays known for a while, as a worker does whose process
-is started again: work waits for it. Then it is gone.
+is started again: work waits for it. Then it is gone; at once, if the node said that it ends, and another has such a
+device.
 """
 
 from __future__ import annotations
@@ -210,6 +211,8 @@ class JoinedExecutor:
         if link.greeted:
             self._lost_at[worker.id] = time.monotonic()
             self._lose(worker)
+            if link.leaves and any(other.ready and other.spec == worker.spec for other in self._workers.values()):
+                self._gone(worker.id)
         if not self._links:
             self._mappings.clear()
 

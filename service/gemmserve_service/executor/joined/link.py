@@ -17,6 +17,7 @@ from gemmserve_service.executor.join_protocol import (
     Bytes,
     Join,
     JoinDecoder,
+    Leave,
     Rate,
     Refused,
     ResultBytes,
@@ -77,6 +78,8 @@ class Link:
         """Set by the executor when it joined; None again when it is over."""
         self.greeted = False
         """Whether its worker said hello."""
+        self.leaves = False
+        """Whether the node said that it ends."""
         self.heard = self.took = time.monotonic()
         """Times of its last sign of life, and since which it has taken what it was sent (time.monotonic)."""
         self._executor = executor
@@ -148,7 +151,10 @@ class Link:
         owner, worker = self._executor.owner, self.worker
         if worker is None:
             return False
-        if isinstance(message, Hello):
+        if isinstance(message, Leave):
+            self.leaves = True
+            self.end()
+        elif isinstance(message, Hello):
             if message.worker != worker.id or self.greeted:
                 raise ProtocolError("a hello of another worker than has joined, or a second one")
             self._executor.greets(self, message)

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from gemmserve_service.executor.join_protocol import GREETING, Pulse, Rate, Refused
+from gemmserve_service.executor.join_protocol import GREETING, Leave, Pulse, Rate, Refused
 from gemmserve_service.executor.joined.connection import GREETING_S
 from gemmserve_service.executor.joined.executor import EXPECTED_S, HELLO_S, MAX_UNKNOWN
 from gemmserve_service.executor.protocol import Beat, Cancel, Failed, Kept, Stop, Written
@@ -301,6 +301,19 @@ async def test_a_worker_that_goes_is_expected_back_and_then_no_more(joined, make
     third = await make_node()
     assert third.joined.worker == "node/cpu"
     assert [device.state for device in joined.devices()] == ["ready"]
+
+
+async def test_a_node_that_says_that_it_ends_is_gone_at_once_unless_it_was_the_last(joined, make_node, eventually):
+    first, second = await make_node("first"), await make_node("second")
+    first.say(Leave())
+    assert await first.hear() is None
+    await until(lambda: [worker.id for worker in joined.executor.workers()] == ["second/cpu"])
+    second.say(Leave())
+    assert await second.hear() is None
+    (left,) = joined.executor.workers()  # jobs wait for such a device
+    assert not left.ready
+    await make_node("second")
+    assert left.ready
 
 
 async def test_a_silent_link_is_given_up_and_its_task_goes_elsewhere(joined, make_node, put, gemm):
