@@ -625,6 +625,7 @@ class Tier:
                     used = any(record.tier for record in self._store.records())
                     await self._in_thread(partial(self._objects.claim, name, adopt=False, used=used))
                     self._claimed = True
+                    self._confirmed.clear()
                     self.look()
                 if not self._collected:
                     await self._collect()

@@ -538,6 +538,22 @@ async def test_of_another_servers_tier_arrays_that_were_read_leave_again(make_st
     assert later.tier.bytes_out == 0
 
 
+async def test_of_a_tier_that_answers_late_nothing_is_kept_in_mind(make_store, tiered, eventually, monkeypatch):
+    settings = tiered()
+    store = await make_store(settings)
+    info = await store_array(store, matrix(0))
+    await out(store, eventually, info.id)
+    await store.stop()
+    with monkeypatch.context() as patch:
+        patch.setattr(Objects, "claim", _unreachable)
+        later = await make_store(settings)
+        await eventually(lambda: later.tier.error)
+        np.testing.assert_array_equal(await read(later, info.id), matrix(0))
+        assert later.tier._confirmed == {info.id}
+    await eventually(lambda: later.tier._claimed is True)
+    assert later.tier._confirmed == set()
+
+
 async def test_adopting_an_empty_tier_keeps_what_is_in_files(make_store, tiered, eventually, tmp_path):
     array_id = await both(make_store, tiered(), eventually)
     shutil.rmtree(tmp_path / "tier")
