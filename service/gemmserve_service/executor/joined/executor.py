@@ -50,7 +50,6 @@ _MAX_AHEAD: Final = 8  # messages of tasks that a worker may have in line: more 
 _MOST: Final = 1 << 62
 _BEATS: Final = 5  # in the time after which a node is given up, or more often
 _TLS_CLOSE_S: Final = 5.0
-_BY_FILE: Final = 1 << 16  # bytes of a result whose place is not mapped from which it is not mapped for them
 
 log = logging.getLogger(__name__)
 
@@ -228,9 +227,9 @@ class JoinedExecutor:
         """Return the bytes of a file of the store. Raises OSError, ValueError."""
         return self._mappings.of(file.name, file.path, file.nbytes).data
 
-    def write(self, file: File, start: int, piece: memoryview, *, of: int) -> None:
-        """Write a piece of a result of `of` bytes to a file of the store. Raises OSError, ValueError."""
-        self._mappings.write(file.name, file.path, file.nbytes, start, piece, by_file=of >= _BY_FILE)
+    def write(self, file: File, start: int, piece: memoryview, *, by_file: bool) -> None:
+        """Write bytes to a file of the store; `by_file`: without mapping it. Raises OSError, ValueError."""
+        self._mappings.write(file.name, file.path, file.nbytes, start, piece, by_file=by_file)
 
     def soon(self, callback: Callable[[], None]) -> None:
         """Have something go on in the next turn of the event loop."""

@@ -291,12 +291,11 @@ class Link:
         """
         file = self.assignments.writes(asked, row)
         self._count_returned(len(piece))
-        whole = asked.rows * row
         while len(piece):
             number, column = divmod(at, row)
             count = min(row - column, len(piece))
             start = asked.offset + number * asked.stride + column
-            self._executor.write(file, start, piece[:count], of=whole)
+            self._executor.write(file, start, piece[:count], by_file=asked.rows == 1)
             self.assignments.came(asked, start, start + count)
             piece = piece[count:]
             at += count

@@ -62,7 +62,8 @@ class Mappings:
 
     def write(self, extent: str, path: str, capacity: int, start: int, data: memoryview, *, by_file: bool) -> None:
         """Write bytes to an extent from `start` on. `by_file`: one that is not mapped is written as a file, which
-        takes a third of the time that its pages take as they are touched one by one. Raises OSError, ValueError.
+        takes a third of the time that its pages take as they are touched one by one. Without, it is mapped: for many
+        short pieces. Raises OSError, ValueError.
         """
         if by_file and extent not in self._maps and (self._arena is None or path != self._arena.path):
             _write(path, capacity, start, data)
