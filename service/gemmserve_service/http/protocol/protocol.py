@@ -427,9 +427,7 @@ class HttpProtocol(Connection):
 
     def _ignore(self, data: bytes) -> None:
         self._ignored += len(data)
-        if (
-            self._ignored > _MAX_IGNORED
-        ):  # who looks meanwhile has the answer, or will have
+        if self._ignored > _MAX_IGNORED:  # who looks meanwhile has the answer, or will have
             self.flow.pause_reading()
 
     def _refuse(self, error: ServiceError) -> None:

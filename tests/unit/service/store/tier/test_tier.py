@@ -19,6 +19,7 @@ from gemmserve_service.schemas import GemmJob, JobState
 from gemmserve_service.settings import Settings
 from gemmserve_service.store.array_store import ArrayStore
 from gemmserve_service.store.database.database import Database
+from gemmserve_service.store.tier import beside as tier_beside
 from gemmserve_service.store.tier import objects as tier_objects
 from gemmserve_service.store.tier import tier as tier_module
 from gemmserve_service.store.tier.objects import Objects
@@ -31,7 +32,7 @@ ROOM = 4 * NBYTES
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Chunks of which an array has several."""
-    for module in (tier_objects, tier_module):
+    for module in (tier_beside, tier_objects, tier_module):
         monkeypatch.setattr(module, "CHUNK", 40_000)
 
 
