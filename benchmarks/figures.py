@@ -362,7 +362,8 @@ def cluster_cuts():
     killed = sum(count for kind, count in faults.items() if kind != "link")
     return (
         f"{jobs['accepted']} jobs in {found['seconds']:.0f} s, {killed} kills of workers, agents, front and "
-        f"supervisor, {faults['link']} cuts of {min(cuts):.0f} to {max(cuts):.0f} s: {jobs['lost']} lost, {jobs['wrong']} wrong"
+        f"supervisor, {faults['link']} cuts of {min(cuts):.0f} to {max(cuts):.0f} s: {jobs['lost']} lost, "
+        f"{jobs['wrong']} wrong"
     )
 
 

@@ -201,7 +201,7 @@ class JoinDecoder:
         self.limit = limit
         self._most = most
         self._buffer = bytearray()
-        """What has come of a frame of JSON, or up to the end of a header."""
+        """Bytes that have come of a frame of JSON, or up to the end of a header."""
         self._head = b""
         """Header of the binary frame whose bytes come."""
         self._nbytes = self._left = 0

@@ -10,25 +10,17 @@ import numpy as np
 
 from gemmserve_service.runtime import clock
 from gemmserve_service.schemas import ArrayInfo
-from gemmserve_service.store.record import Record
 from gemmserve_service.store.tier.objects import CHUNK, DIGEST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gemmserve_service.store.record import ArraySpec
-    from gemmserve_service.store.upload import Upload
 
 
-def info_of(array: Record | Upload) -> ArrayInfo | ArraySpec:
-    """Return what an array is."""
-    return array.info if isinstance(array, Record) else array.spec
-
-
-def record_of(array: Record | Upload) -> dict[str, object]:
+def record_of(info: ArrayInfo | ArraySpec) -> dict[str, object]:
     """Return what the record beside an object says; the digests are added as it is written."""
-    created, expires = _times_of(array)
-    info = info_of(array)
+    created, expires = _times_of(info)
     name, labels = (info.name, info.labels) if isinstance(info, ArrayInfo) else (info.tags.name, info.tags.labels)
     return {
         "id": info.id,
@@ -63,9 +55,8 @@ def read_record(beside: Mapping[str, Any]) -> tuple[ArrayInfo, bytes] | None:
     return (info, digests) if whole else None
 
 
-def _times_of(array: Record | Upload) -> tuple[float, float | None]:
+def _times_of(info: ArrayInfo | ArraySpec) -> tuple[float, float | None]:
     """Return when an array was made, and when it expires: of an upload that becomes one now, nearly."""
-    info = info_of(array)
     if isinstance(info, ArrayInfo):
         return info.created_at.timestamp(), None if info.expires_at is None else info.expires_at.timestamp()
     created = clock.time()

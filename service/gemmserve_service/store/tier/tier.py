@@ -37,7 +37,7 @@ from gemmserve_service.runtime.background import Background, report
 from gemmserve_service.store.database.database import load_sql
 from gemmserve_service.store.pin import Pinned
 from gemmserve_service.store.record import Record
-from gemmserve_service.store.tier.beside import info_of, read_record, record_of
+from gemmserve_service.store.tier.beside import read_record, record_of
 from gemmserve_service.store.tier.cold import Cold, TierUnusableError
 from gemmserve_service.store.tier.objects import CHUNK, Objects
 from gemmserve_service.store.tier.wanted import Wanted
@@ -363,7 +363,7 @@ class Tier:
         """Write an array's object; `array.tier` has its digests then. Idempotent. Raises TierUnavailable, StoreFull."""
         if array.tier is not None:
             return
-        info = info_of(array)
+        info = array.info if isinstance(array, Record) else array.spec
         if isinstance(self._claimed, TierUnusableError):
             raise TierUnavailable(str(self._claimed), retry_after_s=_MAX_RETRY_S)
         if not self._claimed:
@@ -371,7 +371,7 @@ class Tier:
         self._check_tier(info.nbytes)
         if view is None:
             view = memoryview(b"") if array.extent is None else array.extent.view(info.nbytes).toreadonly()
-        described = record_of(array)
+        described = record_of(info)
         work = partial(self._objects.put, info.id, view, described, self._stopping.is_set)
         del view
         self._writing.add(info.id)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from gemmserve_service.schemas import ArrayInfo
-from gemmserve_service.store.record import Record
 from gemmserve_service.store.tier.beside import read_record, record_of
 from gemmserve_service.store.tier.objects import CHUNK
 
@@ -36,9 +35,7 @@ def info():
 
 @pytest.fixture
 def record(info):
-    array = object.__new__(Record)
-    array.info = info
-    return record_of(array) | {"chunk": CHUNK, "sha256": [DIGEST.hexdigest()]}
+    return record_of(info) | {"chunk": CHUNK, "sha256": [DIGEST.hexdigest()]}
 
 
 def test_an_array_is_read_as_it_was_written(record, info):
