@@ -373,7 +373,6 @@ FIGURES = {
     "cluster.operands": cluster_operands,
     "cluster.jobs": cluster_jobs,
     "cluster.chaos": cluster_cuts,
-    "cluster.late": lambda: str(report("chaos")["joined"]["stale_results_refused"]),
     "compression": compression,
     "kernels": compared,
     "kernels.auto-beside-best": auto_beside_the_best,
