@@ -316,8 +316,63 @@ def launchers():
     return "\n".join(rows) + "\n"
 
 
+def cluster_overhead():
+    """Return what a joined worker costs a small job, as a table."""
+    lines = ["", "| result | on the server's own worker, p50 | on a joined one | more |", "|---|---|---|---|"]
+    for row in report("cluster")["overhead"]:
+        size = row["result_bytes"]
+        size = f"{size >> 10} KiB"
+        local, joined = (f"{1e3 * row[who]['p50']:.2f} ms" for who in ("local", "joined"))
+        more, least, most = (1e3 * row[f"more_{which}_s"] for which in ("p50", "least", "most"))
+        lines.append(f"| {size} | {local} | {joined} | {more:.2f} ms ({least:.2f} to {most:.2f}) |")
+    return "\n".join([*lines, "", ""])
+
+
+def cluster_operands():
+    """Return how operands come to a joined worker, beside bare sockets, as a table."""
+    lines = [
+        "",
+        "| link | operands to a joined worker | bare `recv_into` | of bare | CPU-s a GiB | bare |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in report("cluster")["operands"]:
+        rates = [f"{row[who]['bytes_per_s'] / 2**20:.0f} MiB/s" for who in ("ours", "bare")]
+        spent = [f"{row[who]['cpu_s_per_gib']:.2f}" for who in ("ours", "bare")]
+        lines.append(
+            f"| {row['link_bits_per_s'] / 1e9:.0f} Gb/s | {rates[0]} | {rates[1]} | {row['of_bare']:.2f} | "
+            f"{spent[0]} | {spent[1]} |"
+        )
+    return "\n".join([*lines, "", ""])
+
+
+def cluster_jobs():
+    """Return jobs a second of one joined worker and of two, in words."""
+    found = report("cluster")["jobs"]
+    side = found["shape"][0]
+    return (
+        f"products of {side} x {side}: {found['local']:.0f} a second on the server's own worker, {found['one']:.0f} "
+        f"on one joined, {found['two']:.0f} on two"
+    )
+
+
+def cluster_cuts():
+    """Return what a run of chaos with joined workers did and found, in words."""
+    found = report("chaos")["joined_networks"]
+    faults, cuts, jobs = found["faults"], found["cut_s"], found["jobs"]
+    killed = sum(count for kind, count in faults.items() if kind != "link")
+    return (
+        f"{jobs['accepted']} jobs in {found['seconds']:.0f} s, {killed} kills of workers, agents, front and "
+        f"supervisor, {faults['link']} cuts of {min(cuts):.0f} to {max(cuts):.0f} s: {jobs['lost']} lost, "
+        f"{jobs['wrong']} wrong"
+    )
+
+
 FIGURES = {
     "launchers": launchers,
+    "cluster.overhead": cluster_overhead,
+    "cluster.operands": cluster_operands,
+    "cluster.jobs": cluster_jobs,
+    "cluster.chaos": cluster_cuts,
     "compression": compression,
     "kernels": compared,
     "kernels.auto-beside-best": auto_beside_the_best,

@@ -3,7 +3,7 @@
 Three measurements, each beside what it is compared with, in turns in the same run:
 
 - overhead: the time from a job's submission to its end, of small products whose operands are at the worker already; on
-  a server with a worker of its own, and on one whose worker has joined over TCP (loopback).
+  a server with a worker of its own, and on one whose worker has joined over TCP (loopback). By the size of the result.
 - operands: a joined worker in a network namespace, over a veth. A job whose operand is new beside one whose operand is
   there: the difference is the operand's way, in seconds and in processor time of front and agent. The same bytes
   between the same namespaces by `sendall` and `recv_into`, nothing else (`bare.py`).
@@ -43,7 +43,7 @@ from chaos.joined import worker_token  # noqa: E402
 from live_server import LiveServer  # noqa: E402
 
 OUTPUT = ROOT / "docs" / "benchmarks" / "cluster.json"
-SMALL = 64
+SMALL = (16, 64, 256)
 ROWS, COLUMNS = 16_384, 4096  # of an operand of 256 MiB, which is multiplied by one vector
 JOBS_N = 512
 AGENT = "--join"
@@ -101,31 +101,39 @@ def quantiles(values):
 
 
 def overhead(rounds, jobs):
-    """Return times of small jobs on a worker of the server's own and on a joined one, and their difference."""
-    array = np.random.default_rng(0).standard_normal((SMALL, SMALL, 2), np.float32).view(np.complex64)[..., 0]
-    times = {"local": [], "joined": []}
-    medians = {"local": [], "joined": []}
+    """Return times of small jobs on a worker of the server's own and on a joined one, and their difference, for each
+    size of SMALL: every job of one beside a job of the other, so that what else the machine does befalls both.
+    """
+    rows = []
     with ExitStack() as stack:
-        connections = {}
-        for name in times:
-            server = stack.enter_context(LiveServer("--device", "cpu", joins=["node"] if name == "joined" else None))
-            connection = connections[name] = Connection(server.url)
-            ids = connection.put(array), connection.put(array)
-            connections[name] = connection, ids
-            for _ in range(jobs):
-                connection.run(*ids)
-        for _ in range(rounds):
-            for name in random.sample(list(times), len(times)):
-                connection, ids = connections[name]
-                found = [timed(lambda: connection.run(*ids)) for _ in range(jobs)]  # noqa: B023 (called here)
-                times[name] += found
-                medians[name].append(statistics.median(found))
-    more = [joined - local for local, joined in zip(medians["local"], medians["joined"], strict=True)]
-    return {
-        **{name: quantiles(found) for name, found in times.items()},
-        "more_p50_s": statistics.median(more),
-        "shape": [SMALL, SMALL],
-    }
+        connections = {
+            name: Connection(stack.enter_context(LiveServer("--device", "cpu", joins=joins)).url)
+            for name, joins in (("local", None), ("joined", ["node"]))
+        }
+        for n in SMALL:
+            array = np.random.default_rng(0).standard_normal((n, n, 2), np.float32).view(np.complex64)[..., 0]
+            ids = {name: (each.put(array), each.put(array)) for name, each in connections.items()}
+            times, more = {name: [] for name in connections}, []
+            for number in range(rounds + 1):
+                found = {name: [] for name in connections}
+                for _ in range(jobs):
+                    for name in random.sample(list(connections), len(connections)):
+                        found[name].append(timed(lambda: connections[name].run(*ids[name])))  # noqa: B023 (called here)
+                if number:  # in the first one kernels are planned, and memory is new
+                    more.append(statistics.median(found["joined"]) - statistics.median(found["local"]))
+                    for name, values in found.items():
+                        times[name] += values
+            rows.append(
+                {
+                    "shape": [n, n],
+                    "result_bytes": array.nbytes,
+                    **{name: quantiles(values) for name, values in times.items()},
+                    "more_p50_s": statistics.median(more),
+                    "more_least_s": min(more),
+                    "more_most_s": max(more),
+                }
+            )
+    return rows
 
 
 def spent(server):

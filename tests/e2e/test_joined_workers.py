@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 N = 300
+BY_EXCHANGE = "--result-inline", "0"
+"""Options of an agent that sends no result by the link itself."""
 SHORT = {"GEMMSERVE_HEARTBEAT_TIMEOUT_S": "2", "GEMMSERVE_MAX_ATTEMPTS": "50"}
 """Settings of a server that takes silence for death soon, and gives up no job for it."""
 
@@ -96,7 +98,7 @@ def test_an_upload_that_comes_late_is_refused(tmp_path) -> None:
         (first,) = server.joined.agents
         assert first.end() == 0
         with StallingProxy(server.joined.port) as proxy:
-            late = server.joined.add("cpu", "late", url=proxy.url)
+            late = server.joined.add("cpu", "late", url=proxy.url, arguments=BY_EXCHANGE)
             proxy.stall_at(b"PUT /internal/results/")
             late.start()
             job = client.submit("gemm", a, b, alpha=3)
@@ -125,7 +127,7 @@ def test_a_node_that_stood_still_gives_up_by_itself(tmp_path) -> None:
         (first,) = server.joined.agents
         assert first.end() == 0
         with StallingProxy(server.joined.port) as proxy:
-            stopped = server.joined.add("cpu", "stopped", url=proxy.url)
+            stopped = server.joined.add("cpu", "stopped", url=proxy.url, arguments=BY_EXCHANGE)
             stopped.start()
             gate.shut()
             job = client.submit("gemm", a, b)

@@ -19,7 +19,7 @@ from gemmserve_service.executor.join_protocol import (
     ReadExtent,
     Refused,
     ResultBytes,
-    encode_binary,
+    binary_frame,
     parse_target,
 )
 from gemmserve_service.executor.protocol import Beat, Hello, encode
@@ -80,7 +80,7 @@ class JoinFront:
 
     def say(self, *messages, inline=()):
         """Send messages to the worker, after bytes of extents: name, offset, bytes."""
-        frames = [encode_binary(Bytes(extent=name, offset=offset), raw) for name, offset, raw in inline]
+        frames = [b"".join(binary_frame(Bytes(extent=name, offset=offset), raw)) for name, offset, raw in inline]
         self._writer.write(b"".join([*frames, *map(encode, messages)]))
 
     async def hear(self, kind=None):
@@ -133,8 +133,8 @@ class JoinFront:
                         )
                         pulse = asyncio.create_task(self._pulse(writer))
                     elif isinstance(message, ResultBytes):
-                        self.inline.append(message)
-                        self._put(message.extent, message.offset, frame.raw)
+                        self.inline += [message] if not frame.at else []
+                        self._put(message.extent, message.offset + frame.at, frame.raw)
                     elif isinstance(message, Hello):
                         self.hellos.append(message)
                         self.messages.put_nowait(message)

@@ -29,7 +29,7 @@ from gemmserve_service.executor.join_protocol import (
     ReadExtent,
     ResultBytes,
     WriteResult,
-    encode_binary,
+    binary_frame,
 )
 from gemmserve_service.executor.port import spec_adapter
 from gemmserve_service.executor.protocol import Done, Form, Hello, encode
@@ -161,7 +161,7 @@ class JoinPeer:
         extent, offset, _ = work.place(name)
         attempt = work.attempt if attempt is None else attempt
         head = ResultBytes(task=work.task, attempt=attempt, extent=extent, offset=offset)
-        self.send(encode_binary(head, data))
+        self.send(b"".join(binary_frame(head, data)))
 
     def done(self, work: Work, **fields: Any) -> None:
         """Says that the task is done."""
@@ -185,7 +185,8 @@ class JoinPeer:
         message = json.loads(each.body)
         with self._changed:
             if each.raw is not None:
-                self.raw[message["extent"], message["offset"]] = each.raw
+                place = message["extent"], message["offset"]
+                self.raw[place] = (self.raw[place] if each.at else b"") + bytes(each.raw)
             else:
                 self.said.append(message)
             self._changed.notify_all()

@@ -3,9 +3,10 @@
 One port takes two kinds of connections, told apart by their first bytes:
 
 A **link** begins with the line `GREETING`, then a frame `Join`; the front answers `Joined` or `Refused`. After that
-both send the messages of `protocol` (the agent on the node stands for its worker process), `Pulse`, `Rate`, and bytes
-of small arrays. A frame is four bytes of length, big-endian, then JSON. With the length's top bit set it is a **binary
-frame**: the length counts four bytes of the header's length, the header, which is JSON, and raw bytes after it.
+both send the messages of `protocol` (the agent on the node stands for its worker process), `Pulse`, `Rate`, `Leave`,
+and bytes of small arrays. A frame is four bytes of length, big-endian, then JSON. With the length's top bit set it is a
+**binary frame**: the length counts four bytes of the header's length, the header, which is JSON, and raw bytes after
+it, which are dealt with as they come.
 
 Anything else is a **data exchange**: HTTP/1.1, `Authorization: Bearer <secret of the link>`, targets made here:
 
@@ -54,7 +55,9 @@ BEAT_S: Final = 1.0
 AGENT_SHARE: Final = 0.8
 """Share of `Joined.heartbeat_timeout_s` after which the agent gives up its tasks: before the front gives them away."""
 INLINE_BYTES: Final = 1 << 16
-"""Bytes of small operands or results of one task that may go in binary frames, together."""
+"""Bytes of small operands of one task that may go in binary frames, together."""
+RESULT_BYTES: Final = 1 << 20
+"""Bytes of the results of one task that may, likewise."""
 MAX_GREETING_FRAME: Final = 1 << 14
 """Bytes of a frame before the link is joined."""
 MAX_FRAME: Final = 1 << 27
@@ -129,6 +132,12 @@ class Pulse(_Message):
     kind: Literal["pulse"] = "pulse"
 
 
+class Leave(_Message):
+    """Agent to front, last of all: it was told to stop, and has answered its task."""
+
+    kind: Literal["leave"] = "leave"
+
+
 class Rate(_Message):
     """Agent to front: rate of the link, measured by `/internal/probe`."""
 
@@ -155,68 +164,108 @@ class ResultBytes(_Message):
 
 
 _ToAgent = RunBatch | Cancel | Forget | Write | Drop | Stop | Pulse | Joined | Refused | Bytes
-_FromAgent = Hello | Beat | Compiling | Done | Failed | Written | Kept | Rate | Join | ResultBytes
+_FromAgent = Hello | Beat | Compiling | Done | Failed | Written | Kept | Rate | Join | Leave | ResultBytes
 TO_AGENT: Final[TypeAdapter[_ToAgent]] = TypeAdapter(Annotated[_ToAgent, Field(discriminator="kind")])
 FROM_AGENT: Final[TypeAdapter[_FromAgent]] = TypeAdapter(Annotated[_FromAgent, Field(discriminator="kind")])
 
 
 class Frame(NamedTuple):
-    """One frame: its JSON, and the raw bytes of a binary one; None for one of JSON alone."""
+    """One frame, or a part of a binary one: its JSON, and raw bytes; None for a frame of JSON alone."""
 
     body: bytes
-    raw: bytes | None
+    raw: memoryview | None = None
+    at: int = 0
+    """Raw bytes of the frame before these."""
+    nbytes: int = 0
+    """All raw bytes of the frame."""
 
 
-def encode_binary(head: Bytes | ResultBytes, raw: bytes | memoryview) -> bytes:
-    """Return the binary frame of a head and its bytes. Raises ProtocolError if these are more than INLINE_BYTES."""
-    if len(raw) > INLINE_BYTES:
+def binary_frame(head: Bytes | ResultBytes, raw: bytes | memoryview) -> tuple[bytes, bytes | memoryview]:
+    """Return the binary frame of a head and its bytes, in two pieces: what goes before the bytes, and these. Raises
+    ProtocolError if there are too many.
+    """
+    if len(raw) > (INLINE_BYTES if isinstance(head, Bytes) else RESULT_BYTES):
         raise ProtocolError(f"{len(raw)} bytes in one frame")
     header = head.model_dump_json().encode()
     length = _LENGTH + len(header) + len(raw)
-    return b"".join(((length | _BINARY).to_bytes(_LENGTH, "big"), len(header).to_bytes(_LENGTH, "big"), header, raw))
+    return b"".join(((length | _BINARY).to_bytes(_LENGTH, "big"), len(header).to_bytes(_LENGTH, "big"), header)), raw
 
 
 class JoinDecoder:
-    """Cuts a stream of bytes, after the greeting, into frames of both kinds.
+    """Cuts a stream of bytes, after the greeting, into frames of both kinds, binary ones into what has come of them.
 
-    `limit`: bytes of a frame of JSON, which may be changed between two calls.
+    `limit`: bytes of a frame of JSON, which may be changed between two calls; `most`: raw bytes of a binary one.
     """
 
-    def __init__(self, limit: int = MAX_FRAME) -> None:
+    def __init__(self, limit: int = MAX_FRAME, most: int = RESULT_BYTES) -> None:
         self.limit = limit
+        self._most = most
         self._buffer = bytearray()
+        """Bytes that have come of a frame of JSON, or up to the end of a header."""
+        self._head = b""
+        """Header of the binary frame whose bytes come."""
+        self._nbytes = self._left = 0
+        """Raw bytes of it, and those that have not come."""
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """Return the frames that `data` completes. Raises ProtocolError for one too long, as soon as it says so, or
-        one whose header is longer than it.
+    def feed(self, data: bytes | memoryview) -> list[Frame]:
+        """Return the frames that `data` completes, and parts of binary ones, whose bytes are those of `data` itself.
+        Raises ProtocolError for one too long, as soon as it says so, or one whose header is longer than it.
         """
-        buffer = self._buffer
-        buffer += data
+        view = memoryview(data)
         frames: list[Frame] = []
-        start = 0
-        while len(buffer) - start >= _LENGTH:
-            word = int.from_bytes(buffer[start : start + _LENGTH], "big")
-            length = word & ~_BINARY
-            if length > (min(self.limit, INLINE_BYTES + MAX_GREETING_FRAME) if word & _BINARY else self.limit):
-                raise ProtocolError(f"a frame of {length} bytes")
-            end = start + _LENGTH + length
-            if len(buffer) < end:
+        while view:
+            if self._left:
+                part, view = view[: self._left], view[self._left :]
+                frames.append(Frame(self._head, part, self._nbytes - self._left, self._nbytes))
+                self._left -= len(part)
+            elif self._buffer:
+                missing = self._needs(self._buffer) - len(self._buffer)
+                self._buffer += view[:missing]
+                view = view[missing:]
+                if len(self._buffer) == self._needs(self._buffer):
+                    frames += self._complete(memoryview(self._buffer))
+                    self._buffer = bytearray()
+            elif len(view) < (needed := self._needs(view)):
+                self._buffer += view
                 break
-            body = bytes(buffer[start + _LENGTH : end])
-            frames.append(_cut(body) if word & _BINARY else Frame(body, None))
-            start = end
-        del buffer[:start]
+            else:
+                frames += self._complete(view[:needed])
+                view = view[needed:]
         return frames
 
+    def _needs(self, start: bytearray | memoryview) -> int:
+        """Return the bytes of a frame up to its end, or its header's, as far as its first ones say it. Raises
+        ProtocolError.
+        """
+        if len(start) < _LENGTH:
+            return _LENGTH
+        word = int.from_bytes(start[:_LENGTH], "big")
+        length = word & ~_BINARY
+        if not word & _BINARY:
+            if length > self.limit:
+                raise ProtocolError(f"a frame of {length} bytes")
+            return _LENGTH + length
+        if length > min(self.limit, self._most + MAX_GREETING_FRAME):
+            raise ProtocolError(f"a frame of {length} bytes")
+        if length < _LENGTH:
+            raise ProtocolError("a binary frame without a header")
+        if len(start) < 2 * _LENGTH:
+            return 2 * _LENGTH
+        header = int.from_bytes(start[_LENGTH : 2 * _LENGTH], "big")
+        if header > length - _LENGTH:
+            raise ProtocolError("a binary frame whose header is longer than it")
+        if (raw := length - _LENGTH - header) > self._most:
+            raise ProtocolError(f"{raw} bytes in one frame")
+        return 2 * _LENGTH + header
 
-def _cut(body: bytes) -> Frame:
-    header = int.from_bytes(body[:_LENGTH], "big")
-    if len(body) < _LENGTH or header > len(body) - _LENGTH:
-        raise ProtocolError("a binary frame whose header is longer than it")
-    raw = body[_LENGTH + header :]
-    if len(raw) > INLINE_BYTES:
-        raise ProtocolError(f"{len(raw)} bytes in one frame")
-    return Frame(body[_LENGTH : _LENGTH + header], raw)
+    def _complete(self, start: memoryview) -> list[Frame]:
+        """Return the frame that this is, unless its bytes are still to come."""
+        word = int.from_bytes(start[:_LENGTH], "big")
+        if not word & _BINARY:
+            return [Frame(bytes(start[_LENGTH:]))]
+        self._head = bytes(start[2 * _LENGTH :])
+        self._nbytes = self._left = (word & ~_BINARY) - _LENGTH - len(self._head)
+        return [] if self._left else [Frame(self._head, memoryview(b""))]
 
 
 class ReadExtent(NamedTuple):

@@ -159,9 +159,9 @@ class Worker:
         )
         parser.add_argument(
             "--result-inline",
-            default="64K",
+            default="1M",
             metavar="SIZE",
-            help="bytes of a task's results up to which they go with the answer, 64K at most (default 64K)",
+            help="bytes of a task's results up to which they go with the answer, 1M at most (default 1M)",
         )
         for name in ("drain_s", "log_level"):
             field = Settings.model_fields[name]

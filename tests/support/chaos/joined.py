@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 KINDS = ("worker", "agent", "front", "link", "supervisor")
 NODES = ("left", "right")
+UPLOADS = {"left": (), "right": ("--result-inline", "0")}
+"""Options of a node's agent: one sends its results with the answers, the other by exchanges of their own."""
+SIDE = 320
+"""Rows and columns of the products: 800 KB, which may go with the answer."""
 PATIENCE_S = "2"
 """Silence after which either side takes the other for dead: less than the shortest cut, by far."""
 
@@ -108,17 +112,17 @@ def joined(
             for name, node in zip(NODES, nodes, strict=True):
                 links[name] = node
                 url = f"http://{node.here}:{workers.port}"
-                workers.add("cpu", name, url=url, node=node, GEMMSERVE_JOIN_TOKEN=token)
+                workers.add("cpu", name, url=url, node=node, arguments=UPLOADS[name], GEMMSERVE_JOIN_TOKEN=token)
         else:
             victim = Victim(folder, **settings)
             workers = victim.join()
             for name in NODES:
                 proxy = stack.enter_context(StallingProxy(workers.port))
                 links[name] = proxy
-                workers.add("cpu", name, url=proxy.url)
+                workers.add("cpu", name, url=proxy.url, arguments=UPLOADS[name])
         cuts = Cuts(links, rng, cut_s)
         with victim:
-            load = Load(victim.url, count=jobs, over_s=over_s, key=key)
+            load = Load(victim.url, count=jobs, over_s=over_s, key=key, size=SIDE)
             began = time.monotonic()
             load.start()
             order: list[str] = []

@@ -24,7 +24,7 @@ from gemmserve_service.executor.agent.exchanges import Address, Exchanges
 from gemmserve_service.executor.agent.link import JoinRefused, Link
 from gemmserve_service.executor.agent.node_memory import NodeMemory
 from gemmserve_service.executor.agent.relay import Relay
-from gemmserve_service.executor.join_protocol import AGENT_SHARE, PROBE_BYTES, Join, Probe, Rate
+from gemmserve_service.executor.join_protocol import AGENT_SHARE, PROBE_BYTES, Join, Leave, Probe, Rate
 from gemmserve_service.executor.protocol import ProtocolError, Stop
 from gemmserve_service.runtime.mapping import most_mappings
 from gemmserve_service.runtime.start_error import UsageError
@@ -198,6 +198,8 @@ class Agent:
             stop.cancel()
             reason = over.result() if over.done() else "told to stop"
             log.info("the link ended: %s", reason)
+            if stop.done():
+                link.send(Leave())
             link.close(reason, flush=stop.done())
             fetches.close()
             uploads.close()

@@ -7,7 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final, cast
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from gemmserve_service.executor.join_protocol import (
     AGENT_SHARE,
@@ -25,8 +25,6 @@ from gemmserve_service.executor.protocol import Drop, ProtocolError, RunBatch, W
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from pydantic import BaseModel
 
     from gemmserve_service.executor.agent.exchanges import Address
     from gemmserve_service.executor.join_protocol import Frame, Join
@@ -50,7 +48,8 @@ class JoinRefused(Exception):  # noqa: N818 (says what is the case)
 
 
 class Link(asyncio.Protocol):
-    """One connection of messages. `on_message(message, bytes)` hears each, `on_lost(reason)` the end, once.
+    """One connection of messages. `on_message(message)` hears each, `on_bytes(extent, offset, bytes)` what comes of
+    small operands, `on_lost(reason)` the end, once.
 
     The lease: the front has to be heard from every now and then. The clock is looked at before anything that came is
     read, and before anything is sent: what a process that stood still finds in its sockets may be old.
@@ -61,7 +60,7 @@ class Link(asyncio.Protocol):
         self.limit_s = _HANDSHAKE_S
         """Seconds of silence after which the lease is over."""
         self.on_message: Callable[[FromFront], None] = lambda _: None
-        self.on_bytes: Callable[[Bytes, bytes], None] = lambda *_: None
+        self.on_bytes: Callable[[str, int, bytes], None] = lambda *_: None
         self.on_lost: Callable[[str], None] = lambda _: None
         self.reason: str | None = None
         """Reason of its end, once it has ended."""
@@ -125,7 +124,7 @@ class Link(asyncio.Protocol):
         elif isinstance(message, Bytes):
             if frame.raw is None:
                 raise ProtocolError("bytes in a frame that has none")
-            self.on_bytes(message, frame.raw)
+            self.on_bytes(message.extent, message.offset + frame.at, bytes(frame.raw))
         elif isinstance(message, Joined | Refused) or frame.raw is not None:
             raise ProtocolError("a message that has no place here")
         elif not isinstance(message, Pulse):
@@ -145,10 +144,17 @@ class Link(asyncio.Protocol):
             return False
         return True
 
-    def send(self, *messages: BaseModel | bytes) -> None:
-        """Send messages, or whole frames. Nothing is sent after the end of the lease."""
+    def send(self, *messages: BaseModel | bytes | memoryview) -> None:
+        """Send messages, or frames in pieces, together: the front is woken once. Nothing is sent after the end of the
+        lease. Memory that is given is the caller's again after this.
+        """
         if self.lasts():
-            self._write(b"".join(each if isinstance(each, bytes) else encode(each) for each in messages))
+            self._write(b"".join(encode(each) if isinstance(each, BaseModel) else each for each in messages))
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that were sent, and that the connection has not taken."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():

@@ -18,11 +18,11 @@ from gemmserve_service.executor.agent.exchanges import PIECE, ExchangeError
 from gemmserve_service.executor.agent.rows import node_row, on_node, result_bytes, uses_of
 from gemmserve_service.executor.join_protocol import (
     INLINE_BYTES,
-    Bytes,
+    RESULT_BYTES,
     ReadExtent,
     ResultBytes,
     WriteResult,
-    encode_binary,
+    binary_frame,
 )
 from gemmserve_service.executor.protocol import (
     Beat,
@@ -50,9 +50,17 @@ if TYPE_CHECKING:
     from gemmserve_service.store.extents.extents import Extent
 
     class Sender(Protocol):
-        """The link, or the worker's connection."""
+        """The worker's connection."""
 
         def send(self, *messages: BaseModel | bytes) -> None: ...
+
+    class Front(Protocol):
+        """The link."""
+
+        @property
+        def waiting_bytes(self) -> int: ...
+
+        def send(self, *messages: BaseModel | bytes | memoryview) -> None: ...
 
 
 log = logging.getLogger(__name__)
@@ -86,8 +94,8 @@ class _Task:
     answer: Done | Failed | None = None
     told: bool = False
     """Whether its answer may go to the front."""
-    frames: list[bytes] = field(default_factory=list)
-    """Frames for the front: small results, and the answer."""
+    frames: list[bytes | memoryview] = field(default_factory=list)
+    """Frames for the front, in pieces: small results, and the answer."""
     refused: int = 0
     """Times that the front refused bytes of its operands."""
     bare: list[str] = field(default_factory=list)
@@ -119,14 +127,14 @@ class Relay:
 
     def __init__(
         self,
-        front: Sender,
+        front: Front,
         worker: Sender,
         memory: NodeMemory,
         fetches: Exchanges,
         uploads: Exchanges,
         fail: Callable[[Exception], None],
         *,
-        inline_bytes: int = INLINE_BYTES,
+        inline_bytes: int = RESULT_BYTES,
     ) -> None:
         """`fail(error)` ends the link. `inline_bytes`: results of a task up to so many go by the link itself."""
         self._front = front
@@ -135,7 +143,7 @@ class Relay:
         self._fetches = fetches
         self._uploads = uploads
         self._fail = fail
-        self._inline_bytes = min(inline_bytes, INLINE_BYTES)
+        self._inline_bytes = min(inline_bytes, RESULT_BYTES)
         self._waiting: tuple[deque[_Task], deque[_Task]] = deque(), deque()
         """Tasks that the worker has not been given: express ones, and others."""
         self._tasks: dict[str, _Task] = {}
@@ -143,16 +151,17 @@ class Relay:
         """Tasks that the worker has answered, of which the front has not heard, likewise."""
         self._arriving: dict[Copy, Transfer] = {}
         self._deferred: dict[str, _Deferred] = {}
-        self._bytes: list[tuple[Bytes, bytes]] = []
+        self._bytes: list[tuple[str, int, bytes]] = []
+        """Bytes of operands of the tasks in the next message: extent, offset in its file, and they."""
         self._groups = 0
         self._draining: Callable[[], None] | None = None
         self._ended = False
 
     # -- from the front ---------------------------------------------------------------------------------------------
 
-    def bytes_came(self, head: Bytes, raw: bytes) -> None:
+    def bytes_came(self, extent: str, offset: int, raw: bytes) -> None:
         """Take bytes of an operand of the tasks in the next message."""
-        self._bytes.append((head, raw))
+        self._bytes.append((extent, offset, raw))
 
     def front_said(self, message: RunBatch | Cancel | Forget | Write | Drop) -> None:
         """Take a message of the front's. Raises ProtocolError for a task that makes no sense."""
@@ -297,7 +306,7 @@ class Relay:
         """Put bytes that came with the message in their place; return the exchanges that bring the others."""
         name, start = use.row[0], use.row[3]
         first = use.first
-        came = [(head.offset - start, raw) for head, raw in self._bytes if head.extent == name]
+        came = [(offset - start, raw) for extent, offset, raw in self._bytes if extent == name]
         pieces: list[tuple[str, memoryview]] = []
         for begin, end in use.reads:
             position = begin
@@ -344,7 +353,7 @@ class Relay:
             if not answer.written:
                 self._deferred[answer.task] = _Deferred(answer.task, task.work.attempt, result_bytes(task.work))
             runs = self._runs(task)
-            if sum(len(body) for _, _, body in runs) > self._inline_bytes:
+            if not self._goes_inline(runs):
                 self._upload(task, runs, frame)
                 return
             task.frames = _frames(task.work.task, task.work.attempt, runs)
@@ -352,15 +361,25 @@ class Relay:
         task.frames.append(frame)
         self._end(task)
 
+    def _goes_inline(self, runs: list[Run]) -> bool:
+        """Whether results go by the link itself: small ones always, larger ones unless it has not taken what it was
+        given before, which would wait in this process's memory, and keep others waiting.
+        """
+        nbytes = sum(len(body) for _, _, body in runs)
+        return nbytes <= self._inline_bytes and (nbytes <= INLINE_BYTES or not self._front.waiting_bytes)
+
     def _end(self, task: _Task) -> None:
         """Let the answer go, and the task's memory with it."""
         task.told = True
-        self._release(task)
         for lane in self._answers:
             while lane and lane[0].told:
                 ended = lane.popleft()
                 self._front.send(*ended.frames)
+                ended.frames = []
                 del self._tasks[ended.work.task]
+        if task.frames:  # behind an earlier answer; its memory is somebody else's from here on
+            task.frames = [b"".join(task.frames)]
+        self._release(task)
         self._pump()
         self._look_if_drained()
 
@@ -486,7 +505,7 @@ class Relay:
             self._settle(entry, keep=error is None)
             self._front.send(Written(tasks=[entry.task]))
 
-        if sum(len(body) for _, _, body in runs) <= self._inline_bytes:
+        if self._goes_inline(runs):
             self._front.send(*_frames(entry.task, entry.attempt, runs))
             del runs
             done(None)
@@ -568,8 +587,8 @@ def _frame(body: bytes) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
-def _frames(task: str, attempt: int, runs: Iterable[Run]) -> list[bytes]:
-    return [
-        encode_binary(ResultBytes(task=task, attempt=attempt, extent=extent, offset=offset), body)
-        for extent, offset, body in runs
-    ]
+def _frames(task: str, attempt: int, runs: Iterable[Run]) -> list[bytes | memoryview]:
+    frames: list[bytes | memoryview] = []
+    for extent, offset, body in runs:
+        frames += binary_frame(ResultBytes(task=task, attempt=attempt, extent=extent, offset=offset), body)
+    return frames

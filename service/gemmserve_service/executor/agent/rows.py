@@ -31,6 +31,16 @@ class Use:
     row: ExtentRow
     reads: list[Range] = field(default_factory=list)
     writes: list[Range] = field(default_factory=list)
+    first: int = field(init=False)
+    """Byte of the row that the node's extent begins with."""
+    end: int = field(init=False)
+    """Byte of the row after the last that is used."""
+
+    def __post_init__(self) -> None:
+        used = [ranges for ranges in (self.reads, self.writes) if ranges]
+        lowest = min(ranges[0][0] for ranges in used)
+        self.first = 0 if self.array is not None else lowest // _SHIFT * _SHIFT
+        self.end = max(ranges[-1][1] for ranges in used)
 
     @property
     def placeless(self) -> bool:
@@ -46,19 +56,6 @@ class Use:
     def shared(self) -> bool:
         """Whether it is an immutable array that is only read, of which a copy may be kept."""
         return self.array is not None and not self.writes
-
-    @property
-    def first(self) -> int:
-        """Byte of the row that the node's extent begins with."""
-        if self.array is not None:
-            return 0
-        lowest = min(ranges[0][0] for ranges in (self.reads, self.writes) if ranges)
-        return lowest // _SHIFT * _SHIFT
-
-    @property
-    def end(self) -> int:
-        """Byte of the row after the last that is used."""
-        return max(ranges[-1][1] for ranges in (self.reads, self.writes) if ranges)
 
     @property
     def nbytes(self) -> int:

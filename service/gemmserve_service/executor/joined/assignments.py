@@ -33,6 +33,17 @@ class File(NamedTuple):
     nbytes: int
 
 
+class Operand(NamedTuple):
+    """Bytes of an operand: the file, where they begin there, how many, and the id of the immutable array that they are
+    of; None: of none.
+    """
+
+    file: File
+    start: int
+    nbytes: int
+    array: str | None
+
+
 class Stale(RuntimeError):  # noqa: N818 (says what is the case)
     """The link does not have the task, or not in this attempt."""
 
@@ -132,15 +143,15 @@ class Assignment:
                 found.append((number, 0, lengths[array]))
         self._writes = _by_file([row for _, row in places], found)
 
-    def operands(self) -> Iterator[tuple[File, int, int]]:
-        """Yield file, beginning and bytes of each operand that has a place, once."""
+    def operands(self) -> Iterator[Operand]:
+        """Yield each operand that has a place, once."""
         seen = set()
         for row, offset, nbytes in self._places("operands"):
-            name, path, length, start, _ = self.work.extents[row]
+            name, path, length, start, array = self.work.extents[row]
             place = name, start + offset, nbytes
             if path and place not in seen:
                 seen.add(place)
-                yield File(name, path, length), start + offset, nbytes
+                yield Operand(File(name, path, length), start + offset, nbytes, array)
 
     def _places(self, side: str) -> Iterator[tuple[int, int, int]]:
         """Yield row, offset and bytes of each array that has any."""

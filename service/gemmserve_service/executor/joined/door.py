@@ -57,5 +57,8 @@ class Door(Protocol):
     def memory(self, file: File) -> memoryview:
         """Return the bytes of a file of the store. Raises OSError, ValueError."""
 
+    def write(self, file: File, start: int, piece: memoryview, *, by_file: bool) -> None:
+        """Write bytes to a file of the store; `by_file`: without mapping it. Raises OSError, ValueError."""
+
     def soon(self, callback: Callable[[], None]) -> None:
         """Have something go on in the next turn of the event loop."""

@@ -2,7 +2,8 @@
 
 A link that ends, for whatever reason, ends its tasks in the same turn of the event loop: the scheduler queues them
 again, and what the node sends afterwards is refused. The worker stays known for a while, as a worker does whose process
-is started again: work waits for it. Then it is gone.
+is started again: work waits for it. Then it is gone; at once, if the node said that it ends, and another has such a
+device.
 """
 
 from __future__ import annotations
@@ -209,6 +210,8 @@ class JoinedExecutor:
         if link.greeted:
             self._lost_at[worker.id] = time.monotonic()
             self._lose(worker)
+            if link.leaves and any(other.ready and other.spec == worker.spec for other in self._workers.values()):
+                self._gone(worker.id)
         if not self._links:
             self._mappings.clear()
 
@@ -223,6 +226,10 @@ class JoinedExecutor:
     def memory(self, file: File) -> memoryview:
         """Return the bytes of a file of the store. Raises OSError, ValueError."""
         return self._mappings.of(file.name, file.path, file.nbytes).data
+
+    def write(self, file: File, start: int, piece: memoryview, *, by_file: bool) -> None:
+        """Write bytes to a file of the store; `by_file`: without mapping it. Raises OSError, ValueError."""
+        self._mappings.write(file.name, file.path, file.nbytes, start, piece, by_file=by_file)
 
     def soon(self, callback: Callable[[], None]) -> None:
         """Have something go on in the next turn of the event loop."""

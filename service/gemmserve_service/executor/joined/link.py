@@ -17,13 +17,15 @@ from gemmserve_service.executor.join_protocol import (
     Bytes,
     Join,
     JoinDecoder,
+    Leave,
     Rate,
     Refused,
     ResultBytes,
     WriteResult,
-    encode_binary,
+    binary_frame,
 )
 from gemmserve_service.executor.joined.assignments import Assignments, Elsewhere, Stale
+from gemmserve_service.executor.joined.sent_operands import SentOperands
 from gemmserve_service.executor.protocol import (
     Beat,
     Cancel,
@@ -47,7 +49,8 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from gemmserve_service.executor.joined.assignments import Assignment, File
+    from gemmserve_service.executor.join_protocol import Frame
+    from gemmserve_service.executor.joined.assignments import Assignment, File, Operand
     from gemmserve_service.executor.joined.door import Door
     from gemmserve_service.executor.joined.exchange import Exchange
     from gemmserve_service.executor.port import ToOne, Worker
@@ -75,6 +78,8 @@ class Link:
         """Set by the executor when it joined; None again when it is over."""
         self.greeted = False
         """Whether its worker said hello."""
+        self.leaves = False
+        """Whether the node said that it ends."""
         self.heard = self.took = time.monotonic()
         """Times of its last sign of life, and since which it has taken what it was sent (time.monotonic)."""
         self._executor = executor
@@ -83,13 +88,14 @@ class Link:
         self._exchanges: set[Exchange] = set()
         self._arrays: set[str] = set()
         """Arrays that it was sent tasks on, or was told to make: of no other it may say that it has a copy."""
+        self._sent = SentOperands()
         self._paused = False
         self._over = False
 
     # -- what comes -------------------------------------------------------------------------------------------------
 
     def feed(self, data: memoryview) -> None:
-        """Take in what came."""
+        """Take in what came. The memory is the caller's again after this."""
         self.heard = time.monotonic()
         if self.worker is not None and self.greeted:
             self.worker.heard = self.heard
@@ -99,20 +105,24 @@ class Link:
                 if self._over:
                     return
                 if self.join is None:
-                    self._joins(frame.body, frame.raw)
+                    self._joins(frame)
                 else:
-                    answered |= self._takes(FROM_AGENT.validate_json(frame.body), frame.raw)
+                    answered |= self._takes(FROM_AGENT.validate_json(frame.body), frame)
         except (ProtocolError, ValidationError, ValueError) as error:
             text = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
             log.error("a node at %s speaks nonsense (%s): closing its link", self.address, text)  # noqa: TRY400
+            self.end()
+        except OSError as error:
+            log.error("a result of the node at %s cannot be written: %s", self.address, error)  # noqa: TRY400
             self.end()
         finally:
             if answered and self._executor.owner is not None:
                 self._executor.owner.answers_over()
 
-    def _joins(self, body: bytes, raw: bytes | None) -> None:
-        if raw is not None:
+    def _joins(self, frame: Frame) -> None:
+        if frame.raw is not None:
             raise ProtocolError("a link that begins with bytes")
+        body = frame.body
         try:
             fields = json.loads(body)
         except RecursionError:
@@ -134,14 +144,17 @@ class Link:
         self.join = join
         self._executor.joins(self, join)
 
-    def _takes(self, message: BaseModel, raw: bytes | None) -> bool:
-        """Take in a message; True for an answer. Raises ProtocolError, ValueError for one that cannot be."""
-        if (raw is not None) != isinstance(message, ResultBytes):
+    def _takes(self, message: BaseModel, frame: Frame) -> bool:
+        """Take in a message; True for an answer. Raises ProtocolError, ValueError for one that cannot be, OSError."""
+        if (frame.raw is not None) != isinstance(message, ResultBytes):
             raise ProtocolError("a frame of the wrong kind")
         owner, worker = self._executor.owner, self.worker
         if worker is None:
             return False
-        if isinstance(message, Hello):
+        if isinstance(message, Leave):
+            self.leaves = True
+            self.end()
+        elif isinstance(message, Hello):
             if message.worker != worker.id or self.greeted:
                 raise ProtocolError("a hello of another worker than has joined, or a second one")
             self._executor.greets(self, message)
@@ -153,7 +166,7 @@ class Link:
         elif not self.greeted:
             raise ProtocolError("an answer before a hello")
         elif isinstance(message, ResultBytes):
-            self._takes_bytes(message, raw or b"")
+            self._takes_bytes(message, frame)
         elif isinstance(message, Done | Failed):
             if not self.assignments.waits_for(message.task):
                 return False
@@ -193,12 +206,15 @@ class Link:
             raise ProtocolError("a second Join")
         return False
 
-    def _takes_bytes(self, message: ResultBytes, raw: bytes) -> None:
+    def _takes_bytes(self, message: ResultBytes, frame: Frame) -> None:
+        raw = frame.raw
+        assert raw is not None
         asked = WriteResult(message.task, message.attempt, message.extent, message.offset)
         try:
-            self.write(asked, len(raw), 0, memoryview(raw))
+            self.write(asked, frame.nbytes, frame.at, raw)
         except Stale:
-            self.count_stale()  # Done follows, and finds nobody who waits for it
+            if frame.at + len(raw) == frame.nbytes:
+                self.count_stale()  # Done follows, and finds nobody who waits for it
         except Elsewhere:
             raise ProtocolError("bytes of a result for another place than its own") from None
 
@@ -206,45 +222,50 @@ class Link:
 
     def send(self, message: ToOne) -> None:
         """Send a message of the scheduler's, and what is needed to carry it out here."""
+        frames = b""
         if isinstance(message, RunBatch):
-            frames = []
+            pieces: list[bytes | memoryview] = []
             for work in message.tasks:
-                frames += self._inline(self.assignments.add(work))
+                pieces += self._inline(self.assignments.add(work))
                 self._arrays.update(row[4] for row in work.extents if row[4] is not None)
-            for frame in frames:
-                self._write(frame)
+            frames = b"".join(pieces)
         elif isinstance(message, Write):
             self.assignments.placed(message)
         elif isinstance(message, Drop):
             self.assignments.unwanted(message.tasks)
         elif isinstance(message, Cancel):
             self.assignments.unwanted([message.task])
-        self.say(message)
+        self._write(frames + encode(message))  # together: the node is woken once
 
     def forget(self, message: Forget) -> None:
         """Send that extents or arrays are gone."""
         self._arrays.difference_update(message.arrays)
         self.say(message)
 
-    def _inline(self, assignment: Assignment) -> list[bytes]:
-        """Return the frames with a task's operands where these are small: it spares a round trip."""
+    def _inline(self, assignment: Assignment) -> list[bytes | memoryview]:
+        """Return frames, in pieces, with a task's operands where these are small and the node has not been sent them
+        yet: it spares a round trip.
+        """
         left = INLINE_BYTES
-        found: list[tuple[File, int, int]] = []
-        for file, start, nbytes in assignment.operands():
-            left -= nbytes
+        found: list[Operand] = []
+        for operand in assignment.operands():
+            left -= operand.nbytes
             if left < 0 or len(found) >= _MAX_INLINE:
                 return []
-            found.append((file, start, nbytes))
+            if not self._sent.has(operand):
+                found.append(operand)
+        pieces: list[bytes | memoryview] = []
         try:
-            frames = [
-                encode_binary(Bytes(extent=file.name, offset=start), self.memory(file)[start : start + nbytes])
-                for file, start, nbytes in found
-            ]
+            for file, start, nbytes, _ in found:
+                raw = self.memory(file)[start : start + nbytes]
+                pieces += binary_frame(Bytes(extent=file.name, offset=start), raw)
         except (OSError, ValueError) as error:  # the node asks for them, and is told that they are gone
             log.error("small operands of task %s cannot be read: %s", assignment.work.task, error)  # noqa: TRY400
             return []
-        self.count_fetched(sum(nbytes for _, _, nbytes in found))
-        return frames
+        for operand in found:
+            self._sent.add(operand)
+        self.count_fetched(sum(operand.nbytes for operand in found))
+        return pieces
 
     def say(self, message: BaseModel) -> None:
         """Send one message."""
@@ -268,13 +289,13 @@ class Link:
         """Copy a piece of a result to its place: of the rows of `row` bytes each, what comes `at` bytes after their
         beginning. Raises Stale, Elsewhere, and has copied nothing then; OSError, ValueError.
         """
-        memory = self.memory(self.assignments.writes(asked, row))
+        file = self.assignments.writes(asked, row)
         self._count_returned(len(piece))
         while len(piece):
             number, column = divmod(at, row)
             count = min(row - column, len(piece))
             start = asked.offset + number * asked.stride + column
-            memory[start : start + count] = piece[:count]
+            self._executor.write(file, start, piece[:count], by_file=asked.rows == 1)
             self.assignments.came(asked, start, start + count)
             piece = piece[count:]
             at += count

@@ -427,10 +427,8 @@ class HttpProtocol(Connection):
 
     def _ignore(self, data: bytes) -> None:
         self._ignored += len(data)
-        if self._ignored > _MAX_IGNORED and (self._cycles or self._exchange is not None):
+        if self._ignored > _MAX_IGNORED:  # who looks meanwhile has the answer, or will have
             self.flow.pause_reading()
-        elif self._ignored > _MAX_IGNORED:
-            self.transport.abort()
 
     def _refuse(self, error: ServiceError) -> None:
         """Reads no further, and says why when what came before is answered."""
@@ -483,11 +481,12 @@ class HttpProtocol(Connection):
         """
         self._end_reading()
         self._cycles.clear()
-        if not self._incomplete or not self.counted or self._half_closed or not self.transport.can_write_eof():
+        if not self._incomplete or not self.counted or self._half_closed:
             self.transport.close()
             return
         self.registry.became_idle(self)
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS has no such: the answer itself says that it is the last
+            self.transport.write_eof()
         self.flow.resume_reading()
         self.loop.call_later(_LINGER_S, self.transport.close)
 

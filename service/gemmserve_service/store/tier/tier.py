@@ -25,34 +25,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import secrets
 import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from gemmserve_service.errors import ArrayCorrupt, Draining, JobTimeout, ServiceError, StoreFull, TierUnavailable
-from gemmserve_service.runtime import clock
 from gemmserve_service.runtime.background import Background, report
-from gemmserve_service.schemas import ArrayInfo
 from gemmserve_service.store.database.database import load_sql
 from gemmserve_service.store.pin import Pinned
 from gemmserve_service.store.record import Record
+from gemmserve_service.store.tier.beside import read_record, record_of
 from gemmserve_service.store.tier.cold import Cold, TierUnusableError
-from gemmserve_service.store.tier.objects import CHUNK, DIGEST_BYTES, Objects
+from gemmserve_service.store.tier.objects import CHUNK, Objects
 from gemmserve_service.store.tier.wanted import Wanted
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 
     from gemmserve_service.store.array_store import ArrayStore
-    from gemmserve_service.store.record import ArraySpec
     from gemmserve_service.store.upload import Upload
 
 _T = TypeVar("_T")
@@ -369,7 +363,7 @@ class Tier:
         """Write an array's object; `array.tier` has its digests then. Idempotent. Raises TierUnavailable, StoreFull."""
         if array.tier is not None:
             return
-        info = _info_of(array)
+        info = array.info if isinstance(array, Record) else array.spec
         if isinstance(self._claimed, TierUnusableError):
             raise TierUnavailable(str(self._claimed), retry_after_s=_MAX_RETRY_S)
         if not self._claimed:
@@ -377,7 +371,7 @@ class Tier:
         self._check_tier(info.nbytes)
         if view is None:
             view = memoryview(b"") if array.extent is None else array.extent.view(info.nbytes).toreadonly()
-        described = _described(array, *_times_of(array))
+        described = record_of(info)
         work = partial(self._objects.put, info.id, view, described, self._stopping.is_set)
         del view
         self._writing.add(info.id)
@@ -625,6 +619,7 @@ class Tier:
                     used = any(record.tier for record in self._store.records())
                     await self._in_thread(partial(self._objects.claim, name, adopt=False, used=used))
                     self._claimed = True
+                    self._confirmed.clear()
                     self.look()
                 if not self._collected:
                     await self._collect()
@@ -690,7 +685,7 @@ class Tier:
                 if self._store.knows(array_id) or array_id in self._garbage:
                     continue
                 beside = await self._in_thread(partial(self._objects.record, array_id))
-                found = None if beside is None else _from_record(beside)
+                found = None if beside is None else read_record(beside)
                 if found is not None and found[0].id == array_id:
                     await self._store.adopt_cold(*found)
                     taken += 1
@@ -726,53 +721,3 @@ def _end(wanted: Wanted, error: Exception | None) -> None:
             wanted.done.set_result(None)
         else:
             wanted.done.set_exception(error)
-
-
-def _info_of(array: Record | Upload) -> ArrayInfo | ArraySpec:
-    return array.info if isinstance(array, Record) else array.spec
-
-
-def _described(array: Record | Upload, created: float, expires: float | None) -> dict[str, object]:
-    """Return what the record beside an object says."""
-    info = _info_of(array)
-    name, labels = (info.name, info.labels) if isinstance(info, ArrayInfo) else (info.tags.name, info.tags.labels)
-    return {
-        "id": info.id,
-        "dtype": info.dtype,
-        "shape": list(info.shape),
-        "order": info.order,
-        "nbytes": info.nbytes,
-        "created_at": created,
-        "expires_at": expires,
-        "owner": info.owner,
-        "name": name,
-        "labels": labels,
-    }
-
-
-def _from_record(beside: Mapping[str, Any]) -> tuple[ArrayInfo, bytes] | None:
-    """Return what such a record says: the array, and the digests of its chunks. None: nothing that makes sense."""
-    try:
-        fields = {name: beside[name] for name in ("id", "dtype", "shape", "order", "nbytes", "owner", "name", "labels")}
-        expires = beside["expires_at"]
-        info = ArrayInfo(
-            **fields,
-            sha256=None,
-            created_at=datetime.fromtimestamp(beside["created_at"], UTC),
-            expires_at=None if expires is None else datetime.fromtimestamp(expires, UTC),
-        )
-        digests = b"".join(bytes.fromhex(each) for each in beside["sha256"])
-    except (KeyError, TypeError, ValueError, OverflowError, OSError):
-        return None
-    size = math.prod(info.shape) * np.dtype(info.dtype).itemsize
-    whole = size == info.nbytes and beside.get("chunk") == CHUNK and len(digests) == DIGEST_BYTES * -(-size // CHUNK)
-    return (info, digests) if whole else None
-
-
-def _times_of(array: Record | Upload) -> tuple[float, float | None]:
-    """Return when an array was made, and when it expires: of an upload that becomes one now, nearly."""
-    info = _info_of(array)
-    if isinstance(info, ArrayInfo):
-        return info.created_at.timestamp(), None if info.expires_at is None else info.expires_at.timestamp()
-    created = clock.time()
-    return created, None if info.ttl_s is None else created + info.ttl_s

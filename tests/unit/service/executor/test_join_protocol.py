@@ -12,6 +12,7 @@ from gemmserve_service.executor.join_protocol import (
     INLINE_BYTES,
     MAX_GREETING_FRAME,
     PROBE_BYTES,
+    RESULT_BYTES,
     TO_AGENT,
     Bytes,
     Join,
@@ -24,7 +25,7 @@ from gemmserve_service.executor.join_protocol import (
     Refused,
     ResultBytes,
     WriteResult,
-    encode_binary,
+    binary_frame,
     parse_target,
 )
 from gemmserve_service.executor.protocol import Cancel, ProtocolError, encode
@@ -86,30 +87,67 @@ def test_a_join_of_no_sense_is_refused(fields):
         Join(**(JOIN.model_dump() | fields))
 
 
+def frame_of(head, raw):
+    return b"".join(binary_frame(head, raw))
+
+
+def whole(frames):
+    """The frames, with what is one's in parts put together."""
+    found = []
+    for frame in frames:
+        if frame.at:
+            before = found.pop()
+            assert (frame.body, frame.at, frame.nbytes) == (before.body, len(before.raw), before.nbytes)
+            found.append(before._replace(raw=before.raw + bytes(frame.raw)))
+        else:
+            found.append(frame if frame.raw is None else frame._replace(raw=bytes(frame.raw)))
+    assert all(frame.raw is None or len(frame.raw) == frame.nbytes for frame in found)
+    return found
+
+
 @given(raws=st.lists(st.binary(max_size=300), max_size=6), cuts=st.lists(st.integers(1, 70), min_size=1, max_size=9))
 def test_frames_cut_anywhere_come_out_whole(raws, cuts):
     heads = [ResultBytes(task=f"t{i}", attempt=i, extent="e\0é", offset=i << 40) for i in range(len(raws))]
-    stream = b"".join(encode_binary(head, raw) + encode(Pulse()) for head, raw in zip(heads, raws, strict=True))
+    stream = b"".join(frame_of(head, raw) + encode(Pulse()) for head, raw in zip(heads, raws, strict=True))
     decoder, frames, start = JoinDecoder(), [], 0
     while start < len(stream):
         cut = cuts[start % len(cuts)]
         frames += decoder.feed(stream[start : start + cut])
         start += cut
+    frames = whole(frames)
     binary, plain = frames[::2], frames[1::2]
     assert [FROM_AGENT.validate_json(frame.body) for frame in binary] == heads
     assert [frame.raw for frame in binary] == raws
     assert [TO_AGENT.validate_json(frame.body) for frame in plain] == [Pulse()] * len(raws)
 
 
-def test_the_largest_binary_frame_passes():
-    raw = bytes(INLINE_BYTES)
-    (frame,) = JoinDecoder().feed(encode_binary(Bytes(extent="e", offset=0), raw))
+def test_bytes_are_handed_on_as_they_come_and_are_not_copied():
+    raw = bytes(range(256)) * 4096
+    stream = memoryview(frame_of(ResultBytes(task="t", attempt=1, extent="e", offset=0), raw))
+    decoder, at = JoinDecoder(), 0
+    for start in range(0, len(stream), 1 << 18):
+        data = stream[start : start + (1 << 18)]
+        (frame,) = decoder.feed(data)
+        assert (frame.at, frame.nbytes, frame.raw.obj) == (at, len(raw), stream.obj)
+        assert frame.raw == raw[at : at + len(frame.raw)]
+        at += len(frame.raw)
+    assert at == len(raw)
+
+
+@pytest.mark.parametrize(
+    ("head", "most"),
+    [
+        (Bytes(extent="e", offset=0), INLINE_BYTES),
+        (ResultBytes(task="t", attempt=0, extent="e", offset=0), RESULT_BYTES),
+    ],
+    ids=["operand", "result"],
+)
+def test_the_largest_binary_frame_passes_and_a_larger_one_is_not_made(head, most):
+    raw = bytes(most)
+    (frame,) = JoinDecoder().feed(frame_of(head, raw))
     assert frame.raw == raw
-
-
-def test_a_larger_one_is_not_made():
     with pytest.raises(ProtocolError, match="bytes in one frame"):
-        encode_binary(Bytes(extent="e", offset=0), bytes(INLINE_BYTES + 1))
+        binary_frame(head, bytes(most + 1))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +168,7 @@ def test_a_frame_of_no_sense_is_refused_before_it_is_there(data):
 
 
 def test_bytes_of_a_binary_frame_are_limited_too():
-    raw = bytes(INLINE_BYTES + 1)
+    raw = bytes(RESULT_BYTES + 1)
     frame = (1 << 31 | len(raw) + 6).to_bytes(4, "big") + (2).to_bytes(4, "big") + b"{}" + raw
     with pytest.raises(ProtocolError, match="bytes in one frame"):
         JoinDecoder().feed(frame)

@@ -12,6 +12,7 @@ import pytest
 from join_front import JoinFront
 
 from gemmserve_service.executor.agent.agent import Agent, address_of
+from gemmserve_service.executor.join_protocol import Leave
 from gemmserve_service.executor.protocol import Cancel, Done, Failed, Forget, Hello
 from gemmserve_service.runtime.start_error import UsageError
 
@@ -40,6 +41,15 @@ async def test_a_product_whose_operands_come_with_the_message_needs_no_exchange(
     await front.hear(Done)
     assert close(result(), A, B)
     assert front.gets == []
+
+
+async def test_one_that_is_told_to_stop_says_that_it_leaves(front, joined):
+    agent = await joined(front)
+    agent.stop()
+    said = [None]
+    while (message := await front.hear()) is not None:
+        said.append(message)
+    assert said[-1] == Leave()
 
 
 async def test_large_operands_are_fetched_and_large_results_uploaded_in_pieces(front, joined, product):

@@ -1,4 +1,6 @@
-"""Results that stay on a device for a while: a worker on the stand-in for a device, behind an agent."""
+"""Results on their way to the front, in frames or by exchanges; and those that stay on a device for a while, of a
+worker on the stand-in for a device.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
 from python_path import python_path
 
+from gemmserve_service.executor.agent.node_memory import NodeMemory
+from gemmserve_service.executor.agent.relay import Relay
 from gemmserve_service.executor.protocol import Done, Drop, Kept, RunBatch, Write, Written, row_without_place
+from gemmserve_service.executor.worker.memory.mappings import Mappings
+from gemmserve_service.schemas import Timings
 
 SUPPORT = Path(__file__).parents[4] / "support"
 RNG = np.random.default_rng(11)
@@ -96,3 +103,99 @@ async def test_a_dropped_result_is_not_uploaded(front, joined, product):
     await front.hear(Done)
     assert {put.task for put in front.puts} == {"t2"}
     np.testing.assert_array_equal(result(), A @ B)
+
+
+@pytest.mark.parametrize(("inline", "by_link"), [(1 << 16, False), (1 << 20, True)])
+async def test_results_of_a_megabyte_go_with_the_answer_if_they_may(front, joined, product, inline, by_link):
+    await joined(front, inline_bytes=inline)
+    message, result = product(front, A, B)
+    front.say(message)
+    await front.hear(Done)
+    assert (len(front.inline), len(front.puts)) == ((1, 0) if by_link else (0, 1))
+    np.testing.assert_array_equal(result(), A @ B)
+
+
+class Connection:
+    """Link, or worker's connection, that keeps what it is sent; `waiting_bytes` it has not taken."""
+
+    def __init__(self, waiting_bytes=0):
+        self.waiting_bytes = waiting_bytes
+        self.sent = []
+
+    def send(self, *messages):
+        self.sent.append([each if isinstance(each, BaseModel) else bytes(each) for each in messages])
+
+
+class Exchanges:
+    """Exchanges that end when the test says so."""
+
+    moved = 0
+
+    def __init__(self):
+        self.started, self.asked = [], []
+
+    def fetch(self, pieces, done, *, urgency=0):
+        self.asked.append(done)
+        return object()
+
+    def came(self):
+        """Ends all that was asked for."""
+        while self.asked:
+            self.asked.pop()(None)
+
+    def send(self, pieces, done, *, urgency=0):
+        self.started.append((pieces, done))
+        return object()
+
+
+@pytest.fixture
+def relay_of():
+    """(relay, front, worker, fetches, uploads) of a link that has not taken so many bytes."""
+
+    def make(waiting_bytes=0):
+        front, worker, fetches, uploads = Connection(waiting_bytes), Connection(), Exchanges(), Exchanges()
+        memory = NodeMemory(64 << 20, 100, lambda _: None)
+        return Relay(front, worker, memory, fetches, uploads, pytest.fail), front, worker, fetches, uploads
+
+    return make
+
+
+def answer(relay, task):
+    message = Done(task=task, algorithm="blas", timings=Timings())
+    relay.worker_said(message, message.model_dump_json().encode())
+
+
+def memory_of(worker, task):
+    """Memory that the worker was told to write a task's result to."""
+    (message,) = [each for (each,) in worker.sent if each.tasks[0].task == task]
+    (row,) = [row for row in message.tasks[0].extents if row[4] == f"{task}-d"]
+    return Mappings().of(*row[:3])
+
+
+@pytest.mark.parametrize(("side", "waiting", "by_link"), [(64, 1, True), (200, 0, True), (200, 1, False)])
+def test_a_large_result_is_no_burden_to_a_link_that_has_not_taken_the_last(
+    relay_of, front, product, side, waiting, by_link
+):
+    relay, link, _, fetches, uploads = relay_of(waiting)
+    message, _ = product(front, A[:side, :side].copy(), B[:side, :side].copy())
+    relay.front_said(message)
+    fetches.came()
+    answer(relay, "t1")
+    assert (len(link.sent), len(uploads.started)) == ((1, 0) if by_link else (0, 1))
+
+
+def test_a_result_that_waits_for_an_earlier_answer_is_what_it_was(relay_of, front, product):
+    relay, link, worker, fetches, uploads = relay_of()
+    large = np.zeros((400, 400), "complex64")
+    for task, array in (("t1", large), ("t2", A), ("t3", A)):
+        relay.front_said(product(front, array, array, task=task, ids=(f"{task}-a", f"{task}-a"))[0])
+    fetches.came()
+    memory = memory_of(worker, "t2")
+    memory[: A.nbytes] = 7
+    answer(relay, "t1")
+    answer(relay, "t2")
+    assert link.sent == []  # behind the upload of the first one
+    memory[: A.nbytes] = 8  # of another task by now
+    ((_, done),) = uploads.started
+    done(None)
+    assert bytes([7]) * A.nbytes in b"".join(link.sent[1])

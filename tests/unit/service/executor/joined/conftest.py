@@ -19,7 +19,7 @@ from gemmserve_service.executor.join_protocol import (
     Refused,
     ResultBytes,
     WriteResult,
-    encode_binary,
+    binary_frame,
 )
 from gemmserve_service.executor.joined.executor import JoinedExecutor
 from gemmserve_service.executor.port import spec_adapter
@@ -113,7 +113,8 @@ class Node:
             for frame in self.decoder.feed(data):
                 message = TO_AGENT.validate_json(frame.body)
                 if frame.raw is not None:
-                    self.frames.append((message, frame.raw))
+                    before = self.frames.pop()[1] if frame.at else b""
+                    self.frames.append((message, before + bytes(frame.raw)))
                 else:
                     self.heard.append(message)
 
@@ -129,10 +130,11 @@ class Node:
     def done(self, work, **fields):
         self.say(Done(**{"task": work.task, "algorithm": "numpy", "timings": Timings(kernel_s=0.001)} | fields))
 
-    def inline(self, work, data, name="d"):
+    def inline(self, work, data, name="d", of=None):
+        """Sends a result by the link; `of`: so many bytes of the frame alone."""
         extent, offset = place(work, name)
         head = ResultBytes(task=work.task, attempt=work.attempt, extent=extent, offset=offset)
-        self.say(encode_binary(head, data))
+        self.say(b"".join(binary_frame(head, data))[:of])
 
     def close(self):
         for writer in self.writers:

@@ -189,6 +189,6 @@ class TestDeferred:
 
 def test_operands_are_named_once(held):
     assert list(held.add(work("u")).operands()) == [
-        (File("file", "/p/file", 1 << 20), 4160, NBYTES),
-        (File("big", "/p/big", 8192), 0, NBYTES),
+        (File("file", "/p/file", 1 << 20), 4160, NBYTES, None),
+        (File("big", "/p/big", 8192), 0, NBYTES, "arr_1"),
     ]

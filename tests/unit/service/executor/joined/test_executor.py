@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from gemmserve_service.executor.join_protocol import GREETING, Pulse, Rate, Refused
+from gemmserve_service.executor.join_protocol import GREETING, Leave, Pulse, Rate, Refused
 from gemmserve_service.executor.joined.connection import GREETING_S
 from gemmserve_service.executor.joined.executor import EXPECTED_S, HELLO_S, MAX_UNKNOWN
 from gemmserve_service.executor.protocol import Beat, Cancel, Failed, Kept, Stop, Written
@@ -18,7 +18,7 @@ from gemmserve_service.tenancy.api_keys import Scope
 from gemmserve_service.tenancy.keyring import create_key, revoke_key
 
 A = np.arange(36.0).reshape(6, 6)
-LARGE = np.arange(1 << 16, dtype="f8").reshape(256, 256)  # too large for a frame
+LARGE = np.arange(1 << 16, dtype="f8").reshape(256, 256)  # too large for a frame of operands
 
 
 async def until(condition):
@@ -77,6 +77,49 @@ async def test_small_arrays_travel_in_frames(joined, make_node, put, gemm, fetch
     node.done(work)
     done = await joined.jobs.wait(info.id, 60)
     np.testing.assert_array_equal(fetch(joined.store, done.result["d"]), A @ A)
+
+
+async def test_small_operands_are_sent_once(joined, make_node, put, gemm, fetch):
+    node = await make_node()
+    a = await put(joined.store, A)
+    for number in range(3):
+        if number == 2:
+            node.writer.close()
+            node = await make_node("another")  # which was sent nothing yet
+        info = (await joined.jobs.submit(gemm(a, a)))[0]
+        work = await node.task()
+        assert len(node.frames) == 1, number
+        node.inline(work, (A @ A).tobytes())
+        node.done(work)
+        done = await joined.jobs.wait(info.id, 60)
+        np.testing.assert_array_equal(fetch(joined.store, done.result["d"]), A @ A)
+
+
+async def test_a_result_may_come_in_a_large_frame(joined, make_node, put, gemm, fetch):
+    node = await make_node()
+    info = await submitted(joined, put, gemm, LARGE)
+    work = await node.task()
+    node.inline(work, (LARGE @ LARGE).tobytes())
+    node.done(work)
+    done = await joined.jobs.wait(info.id, 60)
+    np.testing.assert_array_equal(fetch(joined.store, done.result["d"]), LARGE @ LARGE)
+    assert joined.devices()[0].link.returned_bytes == LARGE.nbytes
+
+
+async def test_what_came_of_a_large_frame_that_was_cut_off_does_not_stay(joined, make_node, put, gemm, fetch):
+    slow = await make_node("slow")
+    info = await submitted(joined, put, gemm, LARGE)
+    work = await slow.task()
+    slow.inline(work, b"\xff" * LARGE.nbytes, of=LARGE.nbytes // 2)
+    await until_returned(joined, LARGE.nbytes // 4)
+    slow.writer.close()
+    honest = await make_node("honest")
+    again = await honest.task()
+    assert again.attempt == 2
+    honest.inline(again, (LARGE @ LARGE).tobytes())
+    honest.done(again)
+    done = await joined.jobs.wait(info.id, 60)
+    np.testing.assert_array_equal(fetch(joined.store, done.result["d"]), LARGE @ LARGE)
 
 
 async def test_a_result_may_come_row_by_row(joined, make_node, put, gemm, fetch, targets):
@@ -147,12 +190,13 @@ class TestStaleResults:
         target = targets[1](work, **change)
         assert (await (await node.data()).exchange("PUT", target, LARGE.tobytes())).status == 409
 
-    async def test_what_comes_in_a_frame_for_a_task_that_is_over(self, joined, make_node, put, gemm):
+    @pytest.mark.parametrize("array", [A, LARGE], ids=["small", "large"])
+    async def test_what_comes_in_a_frame_for_a_task_that_is_over(self, joined, make_node, put, gemm, array):
         node = await make_node()
-        info = await submitted(joined, put, gemm)
+        info = await submitted(joined, put, gemm, array)
         work = await node.task()
         node.say(failed(work))
-        node.inline(work, bytes(A.nbytes))
+        node.inline(work, bytes(array.nbytes))
         node.done(work)
         assert (await joined.jobs.wait(info.id, 60)).state == JobState.FAILED
         await heartbeat(node, joined)
@@ -257,6 +301,19 @@ async def test_a_worker_that_goes_is_expected_back_and_then_no_more(joined, make
     third = await make_node()
     assert third.joined.worker == "node/cpu"
     assert [device.state for device in joined.devices()] == ["ready"]
+
+
+async def test_a_node_that_says_that_it_ends_is_gone_at_once_unless_it_was_the_last(joined, make_node, eventually):
+    first, second = await make_node("first"), await make_node("second")
+    first.say(Leave())
+    assert await first.hear() is None
+    await until(lambda: [worker.id for worker in joined.executor.workers()] == ["second/cpu"])
+    second.say(Leave())
+    assert await second.hear() is None
+    (left,) = joined.executor.workers()  # jobs wait for such a device
+    assert not left.ready
+    await make_node("second")
+    assert left.ready
 
 
 async def test_a_silent_link_is_given_up_and_its_task_goes_elsewhere(joined, make_node, put, gemm):

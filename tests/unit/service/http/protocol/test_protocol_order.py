@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import structlog
 
+from gemmserve_service.http.protocol import protocol as module
 from gemmserve_service.http.protocol.connections import Connections
 from gemmserve_service.http.protocol.protocol import protocol_class
 from gemmserve_service.settings import Settings
@@ -17,7 +18,7 @@ GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 class Transport:
     def __init__(self):
-        self.out, self.closed, self.paused, self.ended = b"", False, False, False
+        self.out, self.closed, self.paused, self.ended, self.tls = b"", False, False, False, False
 
     def get_extra_info(self, name, default=None):
         return {"peername": ("192.0.2.1", 5), "sockname": ("192.0.2.2", 80)}.get(name, default)
@@ -43,7 +44,7 @@ class Transport:
     abort = close
 
     def can_write_eof(self):
-        return True
+        return not self.tls
 
     def write_eof(self):
         self.ended = True
@@ -141,3 +142,21 @@ async def test_a_connection_that_was_dropped_makes_no_room_a_second_time(connect
     second.data_received(GET[10:])
     await turns()
     assert transport.out.count(b"404") == 1
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
+async def test_who_sends_a_body_that_nobody_reads_has_time_to_read_the_answer(connect, monkeypatch, eventually, tls):
+    monkeypatch.setattr(module, "_LINGER_S", 0.2)
+    protocol, transport = connect()
+    transport.tls = tls
+    protocol.data_received(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\nConnection: close\r\n\r\n")
+    await eventually(lambda: transport.out.endswith(b"no"))
+    assert transport.out.startswith(b"HTTP/1.1 404")
+    for _ in range(32):  # what is unread when it closes would take the answer along
+        assert not transport.closed
+        if not transport.paused:
+            protocol.data_received(bytes(1 << 16))
+    assert transport.paused  # a megabyte is enough: who looks has the answer, who does not waits, and is cut off
+    assert not transport.closed
+    assert transport.ended != tls
+    await eventually(lambda: transport.closed)

@@ -19,6 +19,7 @@ from gemmserve_service.schemas import GemmJob, JobState
 from gemmserve_service.settings import Settings
 from gemmserve_service.store.array_store import ArrayStore
 from gemmserve_service.store.database.database import Database
+from gemmserve_service.store.tier import beside as tier_beside
 from gemmserve_service.store.tier import objects as tier_objects
 from gemmserve_service.store.tier import tier as tier_module
 from gemmserve_service.store.tier.objects import Objects
@@ -31,7 +32,7 @@ ROOM = 4 * NBYTES
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Chunks of which an array has several."""
-    for module in (tier_objects, tier_module):
+    for module in (tier_beside, tier_objects, tier_module):
         monkeypatch.setattr(module, "CHUNK", 40_000)
 
 
@@ -536,6 +537,22 @@ async def test_of_another_servers_tier_arrays_that_were_read_leave_again(make_st
     await eventually(lambda: not later.tier._leaving)
     assert is_cold(later, info.id)
     assert later.tier.bytes_out == 0
+
+
+async def test_of_a_tier_that_answers_late_nothing_is_kept_in_mind(make_store, tiered, eventually, monkeypatch):
+    settings = tiered()
+    store = await make_store(settings)
+    info = await store_array(store, matrix(0))
+    await out(store, eventually, info.id)
+    await store.stop()
+    with monkeypatch.context() as patch:
+        patch.setattr(Objects, "claim", _unreachable)
+        later = await make_store(settings)
+        await eventually(lambda: later.tier.error)
+        np.testing.assert_array_equal(await read(later, info.id), matrix(0))
+        assert later.tier._confirmed == {info.id}
+    await eventually(lambda: later.tier._claimed is True)
+    assert later.tier._confirmed == set()
 
 
 async def test_adopting_an_empty_tier_keeps_what_is_in_files(make_store, tiered, eventually, tmp_path):
