@@ -134,7 +134,7 @@ def run_gemm(
                 params.arrivals += _WORD * (groups + 1) * (done + first)
             launcher.launch(
                 plan.source,
-                "fused_gemm",
+                plan.source.name,
                 grid=min(params.items, resident),
                 block=tile.threads,
                 shared=tile.shared_bytes,
@@ -165,20 +165,23 @@ def _plan(
 ) -> _FusedPlan:
     operands = Operands.of(problem, a, b)
     c_view, d_view = written(problem, c, d)
+    tile = choose_tile(config, (problem.batch, operands.m, operands.n, operands.k), spec)
     swapped = runs_along_rows(d_view)
+    if tile.tall and operands.m != operands.n:
+        swapped = operands.m < operands.n
     if swapped:
         operands, c_view, d_view = operands.transposed(), c_view.transposed(), d_view.transposed()
     m, n, k = operands.m, operands.n, operands.k
-    tile = choose_tile(config, (problem.batch, m, n, k), spec)
-    access_a = choose_access(operands.a, k_is_row=False, block=BLOCK, block_k=CHUNK)
+    access_a = choose_access(operands.a, k_is_row=False, block=tile.block_m, block_k=CHUNK)
     access_b = choose_access(operands.b, k_is_row=True, block=BLOCK, block_k=CHUNK)
     vector_d = d_view.column_stride == 1 and d_view.aligned(2, d_view.row_stride)
     source = KernelSource(
-        "fused_gemm",
+        "fused_tall" if tile.tall else "fused_gemm",
         tuple(
             {
                 "TYPE_C": TYPES[c.dtype.name],
                 "TYPE_D": TYPES[d.dtype.name],
+                "BLOCK_M": str(tile.block_m),
                 "RASTER": str(tile.raster),
                 "PROMOTE": str(tile.promote),
                 "STAGES": str(tile.stages),
@@ -194,7 +197,7 @@ def _plan(
     conjugates = (operands.conjugate_a, operands.conjugate_b)
     pieces = []
     for _, inner, views in launches(problem.batch_shape, [operands.a, operands.b, c_view, d_view]):
-        gemm, tiles = gemm_params(problem, views, (m, n), (BLOCK, BLOCK), inner, conjugates)
+        gemm, tiles = gemm_params(problem, views, (m, n), (tile.block_m, BLOCK), inner, conjugates)
         params = FusedParams(
             gemm=gemm,
             chunks=chunks(k),
