@@ -23,7 +23,7 @@ _CONSUMERS: Final = 256
 _EXCHANGE_BYTES: Final = _CONSUMERS * 16 * 4
 _SLOTS_BYTES: Final = _CONSUMERS // 32 * (2 * 16 * (CHUNK * 8 + 32) + 4 * BLOCK * 8)
 _ALIGNMENT: Final = 1024
-_STATIC: Final = 256
+_STATIC: Final = 512
 """Bytes of shared memory for barriers, at most."""
 _RESERVED: Final = 1024
 """Bytes of shared memory that the system keeps of each block (CUDA C++ programming guide)."""

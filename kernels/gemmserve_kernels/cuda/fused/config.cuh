@@ -11,6 +11,7 @@ struct Config {
     static constexpr int PROMOTE = GEMM_PROMOTE, STAGES = GEMM_STAGES;
     static constexpr int CONSUMERS = 256, PRODUCERS = TALL ? 128 : 256, THREADS = CONSUMERS + PRODUCERS;
     static constexpr int PRODUCER_WARPS = PRODUCERS / 32, CONSUMER_WARPS = CONSUMERS / 32;
+    static constexpr int CONSUMER_REGISTERS = 216, PRODUCER_REGISTERS = 72;  // of fused_tall
     static constexpr int PLANES = 4;    // re, im of the high parts, re, im of the low parts
     static constexpr int ROW = CHUNK * 2;  // bytes of one vector in one plane
     static constexpr int PLANE = VECTORS * ROW, SIDE = PLANES * PLANE;  // bytes; those of B lie behind those of A

@@ -5,6 +5,7 @@
 // matrix of many rows is read and split once for every 64 columns, and two warpgroups that know nothing of each other keep
 // the tensor cores at work: one splits while the other one multiplies. A warp judges its sixteen rows alone.
 #include "../common/numbers/truncation.cuh"
+#include "../common/ptx/again.cuh"
 #include "../common/ptx/wgmma.cuh"
 #include "gather.cuh"
 #include "rows.cuh"
@@ -15,24 +16,33 @@ using Columns = ChunkOperand<GEMM_B_ALONG_K, GEMM_VECTOR_B, GEMM_CONJUGATE_B>;
 GEMM_DEVICE void produce(const FusedParams& params, const Pipeline& pipeline, int thread) {
     const GemmParams& gemm = params.gemm;
     const Columns side(thread);
-    Columns::Held held;
+    Columns::Share held;
     Cursor cursor(params);
     Turn turn;
     turn.parity = 1;  // the first time around all stages are empty
     Steps steps(params, cursor.chunks.next);
-    side.load(held, cursor.in_b(params, steps), gemm.b.column_stride, gemm.b.row_stride);
+    ChunkPlace place = cursor.in_b(params, steps);
+    side.load(held, 0, place, gemm.b.column_stride, gemm.b.row_stride);
     bool more = true;
 #pragma unroll 1
     while (more) {
         const int count = steps.count;
-        more = cursor.next(params);
-        if (more) steps = Steps(params, cursor.chunks.next);
         barrier_wait(pipeline.emptied(turn), turn.parity);
         unsigned char* const stage = pipeline.stage(turn);
-        const bool promised = side.split(
-            held, count, stage, reinterpret_cast<float*>(stage + Config::SCALES_AT),
-            reinterpret_cast<int*>(stage + Config::COUNTS_AT));
-        if (more) side.load(held, cursor.in_b(params, steps), gemm.b.column_stride, gemm.b.row_stride);
+        float* const scales = reinterpret_cast<float*>(stage + Config::SCALES_AT);
+        int* const counts = reinterpret_cast<int*>(stage + Config::COUNTS_AT);
+        bool promised = true;
+#pragma unroll
+        for (int round = 0; round < Columns::ROUNDS; ++round) {
+            promised &= side.split(held, round, count, stage, scales, counts);
+            if (round == Columns::ROUNDS - 1) {
+                more = cursor.next(params);
+                if (!more) break;
+                steps = Steps(params, cursor.chunks.next);
+                place = cursor.in_b(params, steps);
+            }
+            side.load(held, (round + 1) % Columns::ROUNDS, place, gemm.b.column_stride, gemm.b.row_stride);
+        }
         const int doubt = __any_sync(0xffffffffu, !promised);
         if (thread % 32 == 0) reinterpret_cast<int*>(stage + Config::DOUBTS_AT)[thread / 32] = doubt;
         written_for_tensor_cores();
@@ -41,22 +51,45 @@ GEMM_DEVICE void produce(const FusedParams& params, const Pipeline& pipeline, in
     }
 }
 
+// What a warp asks for next, in shared memory: consumers have no registers to spare.
+struct Ahead {
+    const Value* first;  // of the item's first step, and the warp's first row
+    unsigned number;
+    int vectors, next, end;  // `next` is not before `end`: there is no more
+};
+
 // Chunks of the warp's rows, asked for ahead of their use.
 struct Requests {
-    Cursor cursor;
-    bool more = true;
+    Ahead& ahead;
+    int first_row, lane;
 
-    GEMM_DEVICE explicit Requests(const FusedParams& params) : cursor(params) {}
+    GEMM_DEVICE void begin(const FusedParams& params, unsigned number) const {
+        const Item item(params, number);
+        const Chunks chunks(params, item);
+        if (lane == 0) {
+            ahead = {
+                chunks.a + first_row * params.gemm.a.row_stride, number, chunks.rows - first_row, chunks.next,
+                chunks.end};
+        }
+        __syncwarp();
+    }
 
-    // Asks for the next chunk, if there is one. By the whole warp, whose first row is `first`.
-    GEMM_DEVICE void next(const FusedParams& params, const Rows& rows, unsigned char* slot, int first) {
-        if (more) {
-            const MatrixParams& a = params.gemm.a;
-            ChunkPlace place = cursor.in_a(params, Steps(params, cursor.chunks.next));
-            place.first += first * a.row_stride;
-            place.vectors -= first;
-            rows.request(slot, place, a.row_stride, a.column_stride);
-            more = cursor.next(params);
+    // Asks for the next chunk, if there is one. By the whole warp, which has read what is in the slot.
+    GEMM_DEVICE void next(const FusedParams& params, const Rows& rows, unsigned char* slot) const {
+        const MatrixParams& a = params.gemm.a;
+        const Ahead now = ahead;
+        __syncwarp();
+        if (now.next < now.end) {
+            const Steps steps(params, now.next);
+            Rows(once_more(rows.lane)).request(
+                slot, {now.first + steps.first * a.column_stride, now.vectors, steps.count}, a.row_stride,
+                a.column_stride);
+            if (now.next + 1 < now.end || gridDim.x >= params.items - now.number) {
+                if (lane == 0) ahead.next = now.next + 1;
+                __syncwarp();
+            } else {
+                begin(params, now.number + gridDim.x);
+            }
         }
         copy_commit();
     }
@@ -133,13 +166,13 @@ GEMM_DEVICE void add_numbers(
     Sums& sums, const Rows& rows, const unsigned char* slot, Value* few, const ChunkPlace& columns, const Long& stride,
     const Long& k_stride) {
     constexpr int NUMBERS = Config::FEW_STEPS * Config::VECTORS;
-    const int column = rows.lane % 4 * 2;
+    const int lane = once_more(rows.lane), column = lane % 4 * 2;
     Sums of_chunk = {};
 #pragma unroll 1
     for (int first = 0; first < columns.steps; first += Config::FEW_STEPS) {
         __syncwarp();
-#pragma unroll
-        for (int i = rows.lane; i < NUMBERS; i += 32) {
+#pragma unroll 4
+        for (int i = lane; i < NUMBERS; i += 32) {
             const int vector = Columns::ALONG_K ? i / Config::FEW_STEPS : i % Config::VECTORS;
             const int k = Columns::ALONG_K ? i % Config::FEW_STEPS : i / Config::VECTORS;
             Value x = {0.0f, 0.0f};
@@ -192,14 +225,16 @@ GEMM_DEVICE bool gather_all(
     return gather_splits(params, item, sums, served, &told.last, meeting, thread);
 }
 
-GEMM_DEVICE void consume(const FusedParams& params, const Pipeline& pipeline, Told& told, int thread) {
+GEMM_DEVICE void consume(
+    const FusedParams& params, const Pipeline& pipeline, Told& told, Ahead* ahead, int thread) {
     const GemmParams& gemm = params.gemm;
     const Rows rows(thread);
     const int warp = thread / 32, first_row = warp * Config::ROWS;
     unsigned char* const slots = pipeline.stages + Config::SLOTS_AT + warp * Config::SLOTS * Config::SLOT_BYTES;
-    Requests requests(params);
-    requests.next(params, rows, slots, first_row);
-    requests.next(params, rows, slots + Config::SLOT_BYTES, first_row);
+    const Requests requests{ahead[warp], first_row, rows.lane};
+    requests.begin(params, blockIdx.x);
+    requests.next(params, rows, slots);
+    requests.next(params, rows, slots + Config::SLOT_BYTES);
     int slot_at = 0;
     Meeting meeting{pipeline.together};
     Turn turn;
@@ -242,8 +277,7 @@ GEMM_DEVICE void consume(const FusedParams& params, const Pipeline& pipeline, To
                 add_numbers(
                     sums, rows, slot, few, cursor.in_b(params, steps), gemm.b.column_stride, gemm.b.row_stride);
             }
-            __syncwarp();  // all have read the slot
-            requests.next(params, rows, slot, first_row);
+            requests.next(params, rows, slot);
         }
         if (served) {
 #pragma unroll
@@ -262,7 +296,8 @@ GEMM_DEVICE void consume(const FusedParams& params, const Pipeline& pipeline, To
             if (!served && (split ? thread == 0 : rows.lane == 0)) {
                 add_elements(params.counters->plain, static_cast<Long>(counted) * item.columns);
             }
-            store(gemm, item, sums, first_row + rows.row, rows.lane % 4 * 2, rows.apart);
+            const Rows again(once_more(rows.lane));
+            store(gemm, item, sums, first_row + again.row, again.lane % 4 * 2, again.apart);
         }
         if (gridDim.x >= params.items - number) break;
     }
@@ -273,6 +308,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, 1) fused_tall(FusedPa
     GEMM_DYNAMIC_SHARED(dynamic);
     __shared__ __align__(8) Barrier full[Config::STAGES], empty[Config::STAGES], together;
     __shared__ Told told;
+    __shared__ Ahead ahead[Config::CONSUMER_WARPS];
     static_assert(Config::THREADS == GEMM_THREADS, "the host counts the threads the same way");
     static_assert(Config::SHARED_BYTES == GEMM_SHARED_BYTES, "the host counts the bytes the same way");
     const Pipeline pipeline{
@@ -291,8 +327,10 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, 1) fused_tall(FusedPa
     const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
     const int thread = static_cast<int>(threadIdx.x) % 128 + group * 128;
     if (group < Config::CONSUMERS / 128) {
-        consume(params, pipeline, told, thread);
+        take_registers<Config::CONSUMER_REGISTERS>();
+        consume(params, pipeline, told, ahead, thread);
     } else {
+        give_registers<Config::PRODUCER_REGISTERS>();
         produce(params, pipeline, thread - Config::CONSUMERS);
     }
 }

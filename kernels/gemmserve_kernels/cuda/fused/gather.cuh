@@ -85,7 +85,7 @@ GEMM_DEVICE bool gather(
     served = *last == 1;
     __threadfence();
     sums = {};
-#pragma unroll 2
+#pragma unroll(Config::TALL ? 1 : 2)
     for (int from = 0; from < count; ++from) {
         Piece piece[PIECES];
 #pragma unroll

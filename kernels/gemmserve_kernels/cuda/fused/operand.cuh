@@ -118,8 +118,9 @@ struct ChunkOperand {
     static constexpr bool EVEN = EXTENT % OF_WARP == 0;
     // A lane has all k of a quarter of one vector, or an eighth of two that are neighbours.
     static constexpr int VECTORS = ALONG_K ? 1 : 2, UNITS = ALONG_K ? 4 : 2;
+    using Share = Value[VECTORS][UNITS][4];
     struct Held {
-        Value at[ROUNDS][VECTORS][UNITS][4];
+        Share at[ROUNDS];
     };
 
     int first_vector, t, half;  // within eight vectors; which steps of k
@@ -134,18 +135,22 @@ struct ChunkOperand {
 
     // Reads the lane's share; what lies outside is zero.
     GEMM_DEVICE void load(Held& held, const ChunkPlace& place, const Long& vector_stride, const Long& k_stride) const {
-        const bool whole = place.vectors >= EXTENT && place.steps == Config::CHUNK;
 #pragma unroll
         for (int round = 0; round < ROUNDS; ++round) {
-            const int vector = first_vector + round * OF_WARP;
-            if (!EVEN && vector >= EXTENT) break;
-            const Value* from = place.first + vector * vector_stride + (16 * half + 2 * t) * k_stride;
-            if (whole) {
-                read<true>(held.at[round], from, EXTENT, Config::CHUNK, vector_stride, k_stride);
-            } else {
-                const int left = place.vectors - vector, steps = place.steps - (16 * half + 2 * t);
-                read<false>(held.at[round], from, left, steps, vector_stride, k_stride);
-            }
+            if (!EVEN && first_vector + round * OF_WARP >= EXTENT) break;
+            load(held.at[round], round, place, vector_stride, k_stride);
+        }
+    }
+    // The same of one round.
+    GEMM_DEVICE void load(
+        Share& held, int round, const ChunkPlace& place, const Long& vector_stride, const Long& k_stride) const {
+        const int vector = first_vector + round * OF_WARP;
+        const Value* from = place.first + vector * vector_stride + (16 * half + 2 * t) * k_stride;
+        if (place.vectors >= EXTENT && place.steps == Config::CHUNK) {
+            read<true>(held, from, EXTENT, Config::CHUNK, vector_stride, k_stride);
+        } else {
+            const int left = place.vectors - vector, steps = place.steps - (16 * half + 2 * t);
+            read<false>(held, from, left, steps, vector_stride, k_stride);
         }
     }
 
@@ -155,12 +160,17 @@ struct ChunkOperand {
         bool promised = true;
 #pragma unroll
         for (int round = 0; round < ROUNDS; ++round) {
-            const int vector = first_vector + round * OF_WARP;
-            if (!EVEN && vector >= EXTENT) break;
+            if (!EVEN && first_vector + round * OF_WARP >= EXTENT) break;
+            promised &= split(held.at[round], round, steps, planes, scales, counts);
+        }
+        return promised;
+    }
+    GEMM_DEVICE bool split(
+        const Share& held, int round, int steps, unsigned char* planes, float* scales, int* counts) const {
+        bool promised = true;
 #pragma unroll
-            for (int v = 0; v < VECTORS; ++v) {
-                promised &= split_vector(held.at[round][v], vector + v, steps, planes, scales, counts);
-            }
+        for (int v = 0; v < VECTORS; ++v) {
+            promised &= split_vector(held[v], first_vector + round * OF_WARP + v, steps, planes, scales, counts);
         }
         return promised;
     }

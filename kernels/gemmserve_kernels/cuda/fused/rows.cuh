@@ -32,35 +32,41 @@ class RowOperand {
     // Asks for a chunk of the warp's rows; what lies outside is zero.
     GEMM_DEVICE void request(
         unsigned char* slot, const ChunkPlace& place, const Long& vector_stride, const Long& k_stride) const {
-        constexpr int ACROSS = ALONG_K ? Config::CHUNK / VECTOR : Config::ROWS / VECTOR;  // copies along the fast axis
-        constexpr int COUNT = Config::ROWS * Config::CHUNK / VECTOR / 32;
-        constexpr int LANES = ACROSS < 32 ? ACROSS : 32;  // of one row or step
-        constexpr int NEXT = ACROSS / LANES;              // copies after which the next row or step comes
+        constexpr int FAST = ALONG_K ? Config::CHUNK / VECTOR : Config::ROWS / VECTOR;  // copies along the fast axis
+        constexpr int LANES = FAST < 32 ? FAST : 32, ROUNDS = FAST / LANES;             // of one row, or of one step
+        constexpr int SLOW = 32 / LANES, COUNT = (ALONG_K ? Config::ROWS : Config::CHUNK) / SLOW;
+        const Long& fast_stride = ALONG_K ? k_stride : vector_stride;
+        const Long& slow_stride = ALONG_K ? vector_stride : k_stride;
         const int fast = lane % LANES * VECTOR, slow = lane / LANES;
-        const Long fast_stride = ALONG_K ? k_stride : vector_stride, slow_stride = ALONG_K ? vector_stride : k_stride;
-        const Value* const from = place.first + fast * fast_stride + slow * slow_stride;
-#pragma unroll 8
+        const Value* from = place.first + fast * fast_stride + slow * slow_stride;
+#pragma unroll 4
         for (int i = 0; i < COUNT; ++i) {
-            const int of_fast = i % NEXT * LANES * VECTOR, of_slow = i / NEXT * (32 / LANES);
-            const int vector = ALONG_K ? slow + of_slow : fast + of_fast, k = ALONG_K ? fast + of_fast : slow + of_slow;
-            const bool inside = vector < place.vectors && k < place.steps;
-            const Value* const here = inside ? from + of_fast * fast_stride + of_slow * slow_stride : place.first;
-            copy_async<8 * VECTOR>(slot + place_of(vector, k), here, inside ? 8 * VECTOR : 0);
+#pragma unroll
+            for (int round = 0; round < ROUNDS; ++round) {
+                const int on = fast + round * LANES * VECTOR, down = slow + i * SLOW;
+                const int vector = ALONG_K ? down : on, k = ALONG_K ? on : down;
+                const bool inside = vector < place.vectors && k < place.steps;
+                const Value* const here = from + round * LANES * VECTOR * fast_stride;
+                copy_async<8 * VECTOR>(
+                    slot + place_of(vector, k), inside ? here : place.first, inside ? 8 * VECTOR : 0);
+            }
+            from += SLOW * slow_stride;
         }
     }
 
     // Splits the lane's share of a chunk that has arrived. False: some row alone does not promise that planes serve.
     GEMM_DEVICE bool split(RowPlanes& planes, const unsigned char* slot, int steps) const {
         Value x[2][RowPlanes::SLICES][4];
+        const unsigned char* const from = slot + place_of(row, step);  // the swizzle of all the lane's steps is alike
+        constexpr int NEXT_STEP = ALONG_K ? 8 : Config::ROWS * 8, EIGHT_ROWS = 8 * Config::SLOT_ROW;
 #pragma unroll
         for (int s = 0; s < RowPlanes::SLICES; ++s) {
 #pragma unroll
             for (int pair = 0; pair < 2; ++pair) {
-                const int k = 16 * s + step + 4 * pair;
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const int of_row = ALONG_K ? row + i * apart : row, of_k = ALONG_K ? k : k + i;
-                    const auto two = *reinterpret_cast<const Vector<Value, 2>*>(slot + place_of(of_row, of_k));
+                    const int at = (16 * s + 4 * pair) * NEXT_STEP + i * (ALONG_K ? EIGHT_ROWS : NEXT_STEP);
+                    const auto two = *reinterpret_cast<const Vector<Value, 2>*>(from + at);
 #pragma unroll
                     for (int v = 0; v < 2; ++v) x[ALONG_K ? i : v][s][2 * pair + (ALONG_K ? v : i)] = two.at[v];
                 }
