@@ -21,7 +21,8 @@ TALL: Final = 128
 _CONSUMERS: Final = 256
 """Threads that multiply."""
 _EXCHANGE_BYTES: Final = _CONSUMERS * 16 * 4
-_SLOTS_BYTES: Final = _CONSUMERS // 32 * (2 * 16 * (CHUNK * 8 + 32) + 4 * BLOCK * 8)
+_SLOT_BYTES: Final = _CONSUMERS // 32 * 16 * (CHUNK * 8 + 32)
+_FEW_BYTES: Final = _CONSUMERS // 32 * 4 * BLOCK * 8
 _ALIGNMENT: Final = 1024
 _STATIC: Final = 512
 """Bytes of shared memory for barriers, at most."""
@@ -69,7 +70,8 @@ class FusedTile:
         """Dynamic shared memory of a block: Config::SHARED_BYTES in cuda/fused/config.cuh."""
         sides = 1 if self.tall else 2
         stage = -(-(sides * BLOCK * (CHUNK * 8 + 2 * 4) + 64) // _ALIGNMENT) * _ALIGNMENT
-        return self.stages * stage + (_SLOTS_BYTES if self.tall else _EXCHANGE_BYTES) + _ALIGNMENT
+        rest = self.stages * _SLOT_BYTES + _FEW_BYTES if self.tall else _EXCHANGE_BYTES
+        return self.stages * stage + rest + _ALIGNMENT
 
     @property
     def tile_bytes(self) -> int:

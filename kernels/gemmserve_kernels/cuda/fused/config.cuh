@@ -11,7 +11,7 @@ struct Config {
     static constexpr int PROMOTE = GEMM_PROMOTE, STAGES = GEMM_STAGES;
     static constexpr int CONSUMERS = 256, PRODUCERS = TALL ? 128 : 256, THREADS = CONSUMERS + PRODUCERS;
     static constexpr int PRODUCER_WARPS = PRODUCERS / 32, CONSUMER_WARPS = CONSUMERS / 32;
-    static constexpr int CONSUMER_REGISTERS = 216, PRODUCER_REGISTERS = 72;  // of fused_tall
+    static constexpr int CONSUMER_REGISTERS = 208, PRODUCER_REGISTERS = 88;  // of fused_tall
     static constexpr int PLANES = 4;    // re, im of the high parts, re, im of the low parts
     static constexpr int ROW = CHUNK * 2;  // bytes of one vector in one plane
     static constexpr int PLANE = VECTORS * ROW, SIDE = PLANES * PLANE;  // bytes; those of B lie behind those of A
@@ -22,7 +22,7 @@ struct Config {
     static constexpr int STAGE_BYTES = round_up(DOUBTS_AT + 64, 1024);  // planes are aligned to 1024 bytes
     // Behind the stages: what warpgroups exchange, or for every warp of consumers its rows of two chunks as they are and
     // a few steps of columns as they are.
-    static constexpr int ROWS = 16, SLOT_ROW = CHUNK * 8 + 32, SLOT_BYTES = ROWS * SLOT_ROW, SLOTS = 2;
+    static constexpr int ROWS = 16, SLOT_ROW = CHUNK * 8 + 32, SLOT_BYTES = ROWS * SLOT_ROW, SLOTS = STAGES;
     static constexpr int FEW_STEPS = 4, FEW_BYTES = FEW_STEPS * VECTORS * 8;
     static constexpr int SLOTS_AT = STAGES * STAGE_BYTES, FEW_AT = SLOTS_AT + CONSUMER_WARPS * SLOTS * SLOT_BYTES;
     static constexpr int EXCHANGE_AT = STAGES * STAGE_BYTES;

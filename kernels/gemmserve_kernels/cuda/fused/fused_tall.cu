@@ -110,11 +110,12 @@ GEMM_DEVICE void add_planes(Partial& partial, const RowPlanes& a, Descriptor b, 
 
 // The real or the imaginary parts of PROMOTE steps of k: the order of multiply.cuh.
 template <bool IMAGINARY, int FIRST>
-GEMM_DEVICE void multiply_planes(Partial& partial, const RowPlanes& a, Descriptor b) {
+GEMM_DEVICE void multiply_planes(Partial& partial, const RowPlanes& a, Address columns) {
     constexpr int MINUS = IMAGINARY ? 1 : -1;
     constexpr bool ODD = FIRST * 16 / Config::PROMOTE % 2 != 0;
     constexpr Plane BY_RE = IMAGINARY ? IM_HIGH : RE_HIGH, BY_IM = IMAGINARY ? RE_HIGH : IM_HIGH;
     constexpr Plane BY_RE_LOW = IMAGINARY ? IM_LOW : RE_LOW, BY_IM_LOW = IMAGINARY ? RE_LOW : IM_LOW;
+    const Descriptor b = describe<Config::ROW>(static_cast<Address>(once_more(static_cast<int>(columns))));
     pin(partial);
     wgmma_fence();
     add_planes<1, RE_LOW, BY_RE, FIRST>(partial, a, b, true);
@@ -146,18 +147,18 @@ GEMM_DEVICE void promote(
 }
 
 // sums += A B over `steps` steps of k. Where planes do not serve the warp's rows, it multiplies for its warpgroup's sake
-// alone. By a warpgroup; `right`: the scales from the lane's first column on.
+// alone. By a warpgroup; `columns`: where their planes lie; `right`: the scales from the lane's first column on.
 template <int FIRST = 0>
 GEMM_DEVICE void add_chunk(
-    Sums& sums, const RowPlanes& a, Descriptor b, const float* right, int steps, bool serves) {
+    Sums& sums, const RowPlanes& a, Address columns, const float* right, int steps, bool serves) {
     if constexpr (FIRST < RowPlanes::SLICES) {
         if (16 * FIRST >= steps) return;
         Partial partial;
-        multiply_planes<false, FIRST>(partial, a, b);
+        multiply_planes<false, FIRST>(partial, a, columns);
         if (serves) promote(sums.re, partial, a.scale, right);
-        multiply_planes<true, FIRST>(partial, a, b);
+        multiply_planes<true, FIRST>(partial, a, columns);
         if (serves) promote(sums.im, partial, a.scale, right);
-        add_chunk<FIRST + Config::PROMOTE / 16>(sums, a, b, right, steps, serves);
+        add_chunk<FIRST + Config::PROMOTE / 16>(sums, a, columns, right, steps, serves);
     }
 }
 
@@ -233,9 +234,7 @@ GEMM_DEVICE void consume(
     unsigned char* const slots = pipeline.stages + Config::SLOTS_AT + warp * Config::SLOTS * Config::SLOT_BYTES;
     const Requests requests{ahead[warp], first_row, rows.lane};
     requests.begin(params, blockIdx.x);
-    requests.next(params, rows, slots);
-    requests.next(params, rows, slots + Config::SLOT_BYTES);
-    int slot_at = 0;
+    for (int slot = 0; slot < Config::SLOTS; ++slot) requests.next(params, rows, slots + slot * Config::SLOT_BYTES);
     Meeting meeting{pipeline.together};
     Turn turn;
     for (unsigned number = blockIdx.x;; number += gridDim.x) {
@@ -246,8 +245,7 @@ GEMM_DEVICE void consume(
 #pragma unroll 1
         for (int chunk = first; chunk < end; ++chunk) {
             const Steps steps(params, chunk);
-            unsigned char* const slot = slots + slot_at;
-            slot_at = Config::SLOT_BYTES - slot_at;
+            unsigned char* const slot = slots + turn.stage * Config::SLOT_BYTES;
             copy_wait<Config::SLOTS - 1>();
             __syncwarp();
             RowPlanes planes;
@@ -266,7 +264,7 @@ GEMM_DEVICE void consume(
             }
             const float* const scales = reinterpret_cast<const float*>(stage + Config::SCALES_AT);
             add_chunk(
-                sums, planes, describe<Config::ROW>(shared_address(stage)), scales + rows.lane % 4 * 2, steps.count,
+                sums, planes, shared_address(stage), scales + rows.lane % 4 * 2, steps.count,
                 serves);
             arrive(pipeline.emptied(turn), thread);
             turn.next();
