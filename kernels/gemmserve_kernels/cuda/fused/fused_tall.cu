@@ -4,6 +4,7 @@
 // multiplies them from there. The columns' planes are made in shared memory by four producers, once for all rows. So a
 // matrix of many rows is read and split once for every 64 columns, and two warpgroups that know nothing of each other keep
 // the tensor cores at work: one splits while the other one multiplies. A warp judges its sixteen rows alone.
+#include "../common/memory/lanes.cuh"
 #include "../common/numbers/truncation.cuh"
 #include "../common/ptx/again.cuh"
 #include "../common/ptx/wgmma.cuh"
@@ -227,10 +228,10 @@ GEMM_DEVICE bool gather_all(
 }
 
 GEMM_DEVICE void consume(
-    const FusedParams& params, const Pipeline& pipeline, Told& told, Ahead* ahead, int thread) {
+    const FusedParams& params, const Pipeline& pipeline, Told& told, Ahead* ahead) {
     const GemmParams& gemm = params.gemm;
-    const Rows rows(thread);
-    const int warp = thread / 32, first_row = warp * Config::ROWS;
+    const Rows rows(thread_again());
+    const int warp = warp_number(), first_row = warp * Config::ROWS;
     unsigned char* const slots = pipeline.stages + Config::SLOTS_AT + warp * Config::SLOTS * Config::SLOT_BYTES;
     const Requests requests{ahead[warp], first_row, rows.lane};
     requests.begin(params, blockIdx.x);
@@ -266,7 +267,7 @@ GEMM_DEVICE void consume(
             add_chunk(
                 sums, planes, shared_address(stage), scales + rows.lane % 4 * 2, steps.count,
                 serves);
-            arrive(pipeline.emptied(turn), thread);
+            arrive(pipeline.emptied(turn), rows.lane);
             turn.next();
             if (!serves) {
                 served = false;
@@ -288,10 +289,10 @@ GEMM_DEVICE void consume(
         }
         const Item item(params, number);
         const bool split = params.splits > 1;
-        if (!split || gather_all(params, item, sums, served, told, meeting, thread)) {
+        if (!split || gather_all(params, item, sums, served, told, meeting, thread_again())) {
             // Alone, a warp counts its own rows; of several blocks the last one counts the tile.
             const int counted = split ? item.rows : clipped(first_row, Config::ROWS, item.rows);
-            if (!served && (split ? thread == 0 : rows.lane == 0)) {
+            if (!served && (split ? thread_again() : rows.lane) == 0) {
                 add_elements(params.counters->plain, static_cast<Long>(counted) * item.columns);
             }
             const Rows again(once_more(rows.lane));
@@ -321,14 +322,12 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, 1) fused_tall(FusedPa
         barrier_init_fence();
     }
     __syncthreads();
-    // The same in all lanes, which the compiler cannot see: descriptors then live in uniform registers.
-    const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
-    const int thread = static_cast<int>(threadIdx.x) % 128 + group * 128;
+    const int group = warp_number() / 4;
     if (group < Config::CONSUMERS / 128) {
         take_registers<Config::CONSUMER_REGISTERS>();
-        consume(params, pipeline, told, ahead, thread);
+        consume(params, pipeline, told, ahead);
     } else {
         give_registers<Config::PRODUCER_REGISTERS>();
-        produce(params, pipeline, thread - Config::CONSUMERS);
+        produce(params, pipeline, thread_again() - Config::CONSUMERS);
     }
 }
