@@ -52,8 +52,8 @@ _LEAST_K: Final = 32
 """Steps of k at least: of fewer, too few would be left that are large beside those that the theorem spares."""
 _COMPUTE: Final = ("auto", "3xfp16")
 _MOST_NUMBERS: Final = 1 << 23
-"""Numbers of a matrix at most, unless the algorithm is asked for by name: with larger ones prepared, `wgmma` is faster
-(one H200, 64 x 8192 x 8192)."""
+"""Numbers of a matrix at most, unless the tile is tall or the algorithm is asked for by name: larger ones are split once for
+every 64 rows that they are multiplied with, and `wgmma` splits them once."""
 _WORKSPACE_BYTES: Final = 256 << 20
 """Sums of one launch at most; a batch that needs more is launched in turns."""
 _WORD: Final = 4
@@ -80,10 +80,10 @@ def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
 
 def _left_to_others(problem: GemmProblem, spec: DeviceSpec) -> str | None:
     """Return why a product that nobody asked this algorithm for goes another way; None where it does not."""
-    if max(problem.m, problem.n) * problem.k > _MOST_NUMBERS:
-        return "fused: matrices as large as that are worth preparing, which this algorithm has no use for"
     tile = choose_tile(None, (problem.batch, problem.m, problem.n, problem.k), spec)
-    blocks = -(-problem.m // BLOCK) * -(-problem.n // BLOCK) * problem.batch * tile.split_k
+    if not tile.tall and max(problem.m, problem.n) * problem.k > _MOST_NUMBERS:
+        return "fused: matrices as large as that are worth preparing, which this algorithm has no use for"
+    blocks = tile.tiles(problem.m, problem.n) * problem.batch * tile.split_k
     if 2 * blocks < spec.sm_count:
         return f"fused: {blocks} blocks leave most of the device idle"
     return None

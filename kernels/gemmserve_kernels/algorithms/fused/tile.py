@@ -78,6 +78,10 @@ class FusedTile:
         """Sums of a block that are added up with those of others."""
         return self.block_m * BLOCK * 8
 
+    def tiles(self, m: int, n: int) -> int:
+        """Tiles of a matrix of the product: a tall one lies along the longer side."""
+        return -(-max(m, n) // self.block_m) * -(-min(m, n) // BLOCK)
+
     def chunks_part(self, k: int) -> int:
         """Chunks of one split."""
         return -(-chunks(k) // self.split_k)
@@ -91,11 +95,10 @@ def chunks(k: int) -> int:
 def choose_tile(config: GemmConfig | None, shape: tuple[int, int, int, int], spec: DeviceSpec) -> FusedTile:
     """The tile for `shape` = (batch, m, n, k): what `config` asks for, the rest chosen. Raises ConfigInfeasible.
 
-    A tall tile lies along the longer one of m and n.
+    A tall tile is one of few columns (or rows) of a long product.
     """
     batch, m, n, k = shape
-    long, short = max(m, n), min(m, n)
-    tall = long >= _LONG and short <= _SKINNY
+    tall = max(m, n) >= _LONG and min(m, n) <= _SKINNY
     tile = FusedTile(block_m=TALL if tall else BLOCK, promote=16 if k <= _SHORT else 32)
     asked = None
     if config is not None:
@@ -109,7 +112,7 @@ def choose_tile(config: GemmConfig | None, shape: tuple[int, int, int, int], spe
         raise ConfigInfeasible(f"promote: 16 or 32, not {tile.promote}")
     if tile.shared_bytes + _STATIC + _RESERVED > spec.shared_per_sm:
         raise ConfigInfeasible(f"stages: {tile.stages} take {tile.shared_bytes} bytes, which {spec.name} lacks")
-    tiles = -(-long // tile.block_m) * -(-short // BLOCK) * batch
+    tiles = tile.tiles(m, n) * batch
     most = chunks(k)
     if asked is not None and asked > min(most, _MOST_SPLITS):
         raise ConfigInfeasible(f"split_k: at most {min(most, _MOST_SPLITS)} for k = {k}, not {asked}")
