@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from gemmserve_kernels.algorithms.common.time_model import is_skinny
 from gemmserve_kernels.problem.errors import ConfigInfeasible
 
 if TYPE_CHECKING:
@@ -32,9 +33,6 @@ _FIELDS: Final = ("block_m", "split_k", "raster", "promote", "stages")
 _MOST_SPLITS: Final = 132
 _FEW: Final = 4
 """Splits that one block adds up without another step between."""
-_LONG: Final = 1024
-_SKINNY: Final = 128
-"""The longer side of a product at least, and the shorter one at most, for tall tiles to be chosen."""
 _SHORT: Final = 512
 """Up to this k sums leave the tensor core every 16 steps, else every 32: see wgmma.candidates.promotion."""
 
@@ -43,9 +41,9 @@ _SHORT: Final = 512
 class FusedTile:
     """The part of a product that one block computes: 64 x 64 or 128 x 64 elements over some chunks of k.
 
-    `block_m`: its rows. `split_k`: parts of k, each a number of whole chunks; `together`: those whose sums one block adds up, before one
-    adds up theirs. `raster`: rows of tiles walked together. `promote`: steps of k between promotions. `stages`: chunks
-    in shared memory.
+    `block_m`: its rows. `split_k`: parts of k, each a number of whole chunks; `together`: those whose sums one block
+    adds up, before one adds up theirs. `raster`: rows of tiles walked together. `promote`: steps of k between
+    promotions. `stages`: chunks in shared memory.
     """
 
     block_m: int = BLOCK
@@ -95,11 +93,10 @@ def chunks(k: int) -> int:
 def choose_tile(config: GemmConfig | None, shape: tuple[int, int, int, int], spec: DeviceSpec) -> FusedTile:
     """The tile for `shape` = (batch, m, n, k): what `config` asks for, the rest chosen. Raises ConfigInfeasible.
 
-    A tall tile is one of few columns (or rows) of a long product.
+    Skinny products have tall tiles.
     """
     batch, m, n, k = shape
-    tall = max(m, n) >= _LONG and min(m, n) <= _SKINNY
-    tile = FusedTile(block_m=TALL if tall else BLOCK, promote=16 if k <= _SHORT else 32)
+    tile = FusedTile(block_m=TALL if is_skinny(m, n) else BLOCK, promote=16 if k <= _SHORT else 32)
     asked = None
     if config is not None:
         config.only("fused", _FIELDS)
