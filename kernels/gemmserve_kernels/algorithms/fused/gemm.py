@@ -4,19 +4,19 @@ The kernel (cuda/fused) reads operands of any strides, splits them into float16 
 multiplies those: no pre-pass writes planes to memory and reads them again. That is what batches of 33 to two hundred
 rows, single products of some hundred, skinny products, and products of few rows and columns over a long k spend their
 time on. Of skinny products the matrix that is large lies along the rows of tall tiles (cuda/fused/fused_tall.cu): it is
-read once for every 64 columns and split in registers, from which it is multiplied. Parts of k that several blocks have are added up by the last of them to come, always in the same order, so that results have the
-same bits on every run.
+read once for every 64 columns and split in registers, from which it is multiplied. Parts of k that several blocks have
+are added up by the last of them to come, always in the same order, so that results have the same bits on every run.
 
 What keeps it as accurate as float32. k is cut into chunks of at most 64 steps, alike but for two. Each chunk of a
 vector (a row of op(A), a column of op(B)) has its own power of two, by which it is scaled to a largest part in
 [2**14, 2**15), and each chunk of a tile of 64 x 64 elements, of tall tiles of 16 rows of it, is judged by the theorem
-of `algorithms.common.verdict`, with the chunk's steps in the place of k. So what the losses of a chunk change in a part of an element of D is less than
-2**-24 of the chunk's own share of sum_k |x_k y_k|, and together less than 2**-24 of the whole sum. What counts as lost
-is more than there: every part that is not large, unless that part is zero all through the vector's chunk. Vectors that
-are all zero in a chunk add nothing to any sum and lose nothing, so they do not count. A chunk that is not served, or
-whose numbers are not finite or so large or small that products of scales leave float32's range, is computed by
-multiply-adds in float32, for those elements: its sum of at most 64 terms is then added to the others. Elements of such tiles
-(or rows) are counted (`device.element_counts`).
+of `algorithms.common.verdict`, with the chunk's steps in the place of k. So what the losses of a chunk change in a part
+of an element of D is less than 2**-24 of the chunk's own share of sum_k |x_k y_k|, and together less than 2**-24 of the
+whole sum. What counts as lost is more than there: every part that is not large, unless that part is zero all through
+the vector's chunk. Vectors that are all zero in a chunk add nothing to any sum and lose nothing, so they do not count.
+A chunk that is not served, or whose numbers are not finite or so large or small that products of scales leave float32's
+range, is computed by multiply-adds in float32, for those elements: its sum of at most 64 terms is then added to the
+others. Elements of such tiles (or rows) are counted (`device.element_counts`).
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _LEAST_K: Final = 32
 """Steps of k at least: of fewer, too few would be left that are large beside those that the theorem spares."""
 _COMPUTE: Final = ("auto", "3xfp16")
 _MOST_NUMBERS: Final = 1 << 23
-"""Numbers of a matrix at most, unless the tile is tall or the algorithm is asked for by name: larger ones are split once
-for every 64 rows that they are multiplied with, and `wgmma` splits them once."""
+"""Numbers of a matrix at most, unless the tile is tall or the algorithm is asked for by name: larger ones are split
+once for every 64 rows that they are multiplied with, and `wgmma` splits them once."""
 _WORKSPACE_BYTES: Final = 256 << 20
 """Sums of one launch at most; a batch that needs more is launched in turns."""
 _WORD: Final = 4

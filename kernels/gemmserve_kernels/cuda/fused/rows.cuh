@@ -32,25 +32,10 @@ class RowOperand {
     // Asks for a chunk of the warp's rows; what lies outside is zero.
     GEMM_DEVICE void request(
         unsigned char* slot, const ChunkPlace& place, const Long& vector_stride, const Long& k_stride) const {
-        constexpr int FAST = ALONG_K ? Config::CHUNK / VECTOR : Config::ROWS / VECTOR;  // copies along the fast axis
-        constexpr int LANES = FAST < 32 ? FAST : 32, ROUNDS = FAST / LANES;             // of one row, or of one step
-        constexpr int SLOW = 32 / LANES, COUNT = (ALONG_K ? Config::ROWS : Config::CHUNK) / SLOW;
-        const Long& fast_stride = ALONG_K ? k_stride : vector_stride;
-        const Long& slow_stride = ALONG_K ? vector_stride : k_stride;
-        const int fast = lane % LANES * VECTOR, slow = lane / LANES;
-        const Value* from = place.first + fast * fast_stride + slow * slow_stride;
-#pragma unroll 4
-        for (int i = 0; i < COUNT; ++i) {
-#pragma unroll
-            for (int round = 0; round < ROUNDS; ++round) {
-                const int on = fast + round * LANES * VECTOR, down = slow + i * SLOW;
-                const int vector = ALONG_K ? down : on, k = ALONG_K ? on : down;
-                const bool inside = vector < place.vectors && k < place.steps;
-                const Value* const here = from + round * LANES * VECTOR * fast_stride;
-                copy_async<8 * VECTOR>(
-                    slot + place_of(vector, k), inside ? here : place.first, inside ? 8 * VECTOR : 0);
-            }
-            from += SLOW * slow_stride;
+        if (place.vectors >= Config::ROWS && place.steps == Config::CHUNK) {
+            copy<true>(slot, place, vector_stride, k_stride);
+        } else {
+            copy<false>(slot, place, vector_stride, k_stride);
         }
     }
 
@@ -86,6 +71,35 @@ class RowOperand {
     }
 
   private:
+    template <bool WHOLE>
+    GEMM_DEVICE void copy(
+        unsigned char* slot, const ChunkPlace& place, const Long& vector_stride, const Long& k_stride) const {
+        constexpr int FAST = ALONG_K ? Config::CHUNK / VECTOR : Config::ROWS / VECTOR;  // copies along the fast axis
+        constexpr int LANES = FAST < 32 ? FAST : 32, ROUNDS = FAST / LANES;             // of one row, or of one step
+        constexpr int SLOW = 32 / LANES, COUNT = (ALONG_K ? Config::ROWS : Config::CHUNK) / SLOW;
+        const Long& fast_stride = ALONG_K ? k_stride : vector_stride;
+        const Long& slow_stride = ALONG_K ? vector_stride : k_stride;
+        const int fast = lane % LANES * VECTOR, slow = lane / LANES;
+        const Value* from = place.first + fast * fast_stride + slow * slow_stride;
+#pragma unroll 8
+        for (int i = 0; i < COUNT; ++i) {
+#pragma unroll
+            for (int round = 0; round < ROUNDS; ++round) {
+                const int on = fast + round * LANES * VECTOR, down = slow + i * SLOW;
+                const int vector = ALONG_K ? down : on, k = ALONG_K ? on : down;
+                const Value* const here = from + round * LANES * VECTOR * fast_stride;
+                if constexpr (WHOLE) {
+                    copy_async<8 * VECTOR>(slot + place_of(vector, k), here);
+                } else {
+                    const bool inside = vector < place.vectors && k < place.steps;
+                    copy_async<8 * VECTOR>(
+                        slot + place_of(vector, k), inside ? here : place.first, inside ? 8 * VECTOR : 0);
+                }
+            }
+            from += SLOW * slow_stride;
+        }
+    }
+
     // Where a number lies in a slot: lanes that read together meet in no bank.
     static GEMM_DEVICE int place_of(int vector, int k) {
         if constexpr (ALONG_K) return vector * Config::SLOT_ROW + k * 8;
