@@ -6,6 +6,7 @@
 
 Writes kernels/gemmserve_kernels/dispatch/tables/<arch>.json, after every shape: each point's dtype, batch, m, n, k, and
 of each route, "algorithm:arithmetic", the device's seconds and, for short products, the caller's (see timing.py).
+"elsewhere" names the device, of the same architecture, on which a route was measured that was not measured on this one.
 Points are kept from the file that is there unless they are measured again (--missing: measures only those that are not
 there; --shapes: others than the grid's; --routes: those routes alone, added to the points, as for a new algorithm).
 `--check` needs no device: it leaves out one point after another and says how much slower than the best route the one
@@ -170,6 +171,7 @@ def tune(args, spec):
                 point |= {"seconds": dict(known["seconds"]), "wall": dict(known["wall"])}
             if key not in points:  # should the process end here, --missing passes over the shape
                 write(output, about, [*points.values(), point])
+            measured = set()
             for compute in COMPUTES.get(dtype, ("auto",)):
                 case = Case(batch=batch, m=m, n=n, k=k, dtype=dtype, compute=compute)
                 try:
@@ -184,7 +186,10 @@ def tune(args, spec):
                     continue
                 point["seconds"] |= found[0]
                 point["wall"] |= found[1]
-            points[key] = point
+                measured |= set(found[0])
+            elsewhere = {route: device for route, device in known.get("elsewhere", {}).items()
+                         if route in point["seconds"] and route not in measured}  # fmt: skip
+            points[key] = point | ({"elsewhere": elsewhere} if elsewhere else {})
             write(output, about, points.values())
             cupy.get_default_memory_pool().free_all_blocks()
             print(f"{dtype} {batch}x{m}x{n}x{k} us: {shown(point)}", flush=True)

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from fused_cases import CASES, HOSTILE, SERVED, SPLITS, check_case, check_elements, check_not_finite, elementwise, run
+from fused_cases import (
+    CASES,
+    HOSTILE,
+    SERVED,
+    SPLITS,
+    TILES,
+    check_case,
+    check_elements,
+    check_not_finite,
+    elementwise,
+    run,
+)
 from simt_cases import CupyMachine, random
 
 from gemmserve_kernels.algorithms.fused import gemm as fused
@@ -14,6 +27,7 @@ from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 pytestmark = pytest.mark.gpu
 ASKED = GemmConfig(algorithm="fused")
+tiles = pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
 
 
 @pytest.fixture
@@ -25,42 +39,51 @@ def machine():
     return CupyMachine(launcher)
 
 
+@tiles
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_every_case(machine, case):
-    check_case(machine, case)
+def test_every_case(machine, case, tile):
+    check_case(machine, case, tile)
 
 
+@tiles
 @pytest.mark.parametrize(("case", "config"), SPLITS.values(), ids=SPLITS)
-def test_parts_of_k_of_several_blocks(machine, case, config):
-    check_case(machine, case, config)
+def test_parts_of_k_of_several_blocks(machine, case, config, tile):
+    check_case(machine, case, replace(config or GemmConfig(), block_m=tile.block_m))
 
 
+@tiles
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_every_element_is_as_accurate_as_plain_float32s(machine, kind):
-    check_elements(machine, *HOSTILE[kind])
+def test_every_element_is_as_accurate_as_plain_float32s(machine, kind, tile):
+    check_elements(machine, *HOSTILE[kind], config=tile)
 
 
-def test_what_is_not_finite_is_what_plain_float32_makes_of_it(machine):
-    check_not_finite(machine)
+@tiles
+def test_what_is_not_finite_is_what_plain_float32_makes_of_it(machine, tile):
+    check_not_finite(machine, tile)
 
 
+@tiles
 @pytest.mark.parametrize("kind", sorted(SERVED - {"nothing"}))
 @pytest.mark.parametrize("k", [64, 1000])
-def test_elements_beside_the_vendors(machine, kind, k):
+def test_elements_beside_the_vendors(machine, kind, k, tile):
     import cupy
 
     a, b = (np.concatenate([x] * (-(-k // 96)), axis)[:, :k] if axis else np.concatenate([x] * (-(-k // 96)), 0)[:k]
             for x, axis in zip(HOSTILE[kind], (1, 0), strict=True))  # fmt: skip
-    _, result = run(machine, a, b)
+    _, result = run(machine, a, b, config=tile)
     vendor = cupy.matmul(cupy.asarray(a), cupy.asarray(b)).get()
     assert elementwise(a, b, result) <= max(4, 2 * elementwise(a, b, vendor))
 
 
-@pytest.mark.parametrize("shape", [(3000, 64, 64, 64), (300, 128, 128, 128), (1, 512, 512, 512), (1, 64, 64, 65536)])
-def test_results_have_the_same_bits_on_every_run(machine, shape):
+@tiles
+@pytest.mark.parametrize(
+    "shape",
+    [(3000, 64, 64, 64), (300, 128, 128, 128), (1, 512, 512, 512), (1, 64, 64, 65536), (1, 2000, 60, 5000)],
+)
+def test_results_have_the_same_bits_on_every_run(machine, shape, tile):
     batch, m, n, k = shape
     a, b = random(1, "complex64", batch, m, k), random(2, "complex64", batch, k, n)
-    results = [run(machine, a, b)[1] for _ in range(3)]
+    results = [run(machine, a, b, config=tile)[1] for _ in range(3)]
     assert np.isfinite(results[0]).all()
     for other in results[1:]:
         np.testing.assert_array_equal(other.view(np.uint64), results[0].view(np.uint64))

@@ -12,6 +12,7 @@ from gemmserve_kernels.numerics import reference
 from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
+TILES = {"64 x 64": GemmConfig(block_m=64), "128 x 64": GemmConfig(block_m=128)}
 U = 2.0**-24
 """The unit roundoff of float32."""
 
@@ -172,13 +173,13 @@ SERVED = {
 """Those that planes must serve."""
 
 
-def check_not_finite(machine):
+def check_not_finite(machine, config=None):
     """Infinities, NaN and what overflows are what plain float32 makes of them; all other elements are not disturbed."""
     a, b = random(1, "complex64", 70, 100), random(2, "complex64", 100, 80)
     a[5, 3], a[6, 9], b[50, 7] = np.inf, np.nan, complex(0, -np.inf)
     a[8], b[:, 9] = 0, 1e38
     a[9] = 1e38
-    _, result = run(machine, a, b)
+    _, result = run(machine, a, b, config=config)
     right = plain(a, b)
     for ours, theirs in ((result.real, right.real), (result.imag, right.imag)):
         np.testing.assert_array_equal(np.isfinite(ours), np.isfinite(theirs))

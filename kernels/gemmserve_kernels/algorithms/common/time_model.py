@@ -20,6 +20,11 @@ LAUNCH_S: Final = 3e-6
 """Seconds that one more kernel of a sequence costs on the device."""
 _SPLIT_K: Final = 512
 """Steps of k that one part of a split product has at least."""
+_LONG: Final = 1024
+_FEW: Final = 128
+"""Sides of a skinny product: the longer one at least, the shorter one at most."""
+_SKINNY_TILE: Final = 128
+"""Extent of a tile along the longer side."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class _Model:
     """Operations a second of a full H200, launches, tile (extent of one block), passes over A and B beforehand, and the
     most parts that k is split into where there are fewer tiles than multiprocessors. `ends`: steps of k that the
     beginning and the end of a tile take as long as. `doubt`: factor between measured points, of which a route may
-    have few.
+    have few. `skinny`: the rate of skinny products, where those have tiles of their own.
     """
 
     rate: float
@@ -37,6 +42,7 @@ class _Model:
     parts: int = 1
     ends: int = 0
     doubt: float = 1.0
+    skinny: float = 0.0
 
 
 MODELS: Final[dict[tuple[str, str, str], _Model]] = {
@@ -60,7 +66,7 @@ MODELS: Final[dict[tuple[str, str, str], _Model]] = {
     ("small", "3xtf32", "complex64"): _Model(4.5e13, tile=16),
     ("wgmma", "3xfp16", "float32"): _Model(2.3e14, 5, 128, 1.5, parts=16),
     ("wgmma", "3xfp16", "complex64"): _Model(2.5e14, 5, 64, 1.5, parts=16),
-    ("fused", "3xfp16", "complex64"): _Model(8.8e13, 1, 64, parts=132, ends=40, doubt=1.25),
+    ("fused", "3xfp16", "complex64"): _Model(8.8e13, 1, 64, parts=132, ends=40, doubt=1.25, skinny=1.5e14),
     ("wgmma", "3xfp16-3m", "complex64"): _Model(3.1e14, 5, 64, 2.0, parts=16),
     ("wgmma", "6xbf16", "float32"): _Model(1.1e14, 5, 128, 2.0, parts=16),
     ("wgmma", "6xbf16", "complex64"): _Model(1.15e14, 5, 64, 2.0, parts=16),
@@ -100,11 +106,17 @@ MODELS: Final[dict[tuple[str, str, str], _Model]] = {
     ("ozaki", "ozaki", "complex128"): _Model(1.8e14, 7, 256, 5.5),
 }
 """By algorithm, arithmetic and dtype; rates measured on an H200 (docs/benchmarks). Those of bfloat16 are shares of
-`3xfp16`'s: half of six products, a third of nine. Those of `mfma` are not measured:
+`3xfp16`'s: half of six products, a third of nine. That of skinny products by `fused` is half of what the instructions
+allow, and not measured yet. Those of `mfma` are not measured:
 they say no more than that the vendor's BLAS goes first on AMD devices, and the portable kernels come last.
 """
 
 ITEMSIZE: Final = {"float16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}
+
+
+def is_skinny(m: int, n: int) -> bool:
+    """Whether a product has few rows or few columns, and many of the others."""
+    return max(m, n) >= _LONG and min(m, n) <= _FEW
 
 
 def model_seconds(
@@ -122,13 +134,15 @@ def model_seconds(
         speed = DOUBLE_SPEED.get(spec.arch, 0.0)
     if speed == 0.0:
         return math.inf
-    tiles = math.ceil(m / model.tile) * math.ceil(n / model.tile) * batch
+    skinny = model.skinny > 0 and is_skinny(m, n)
+    long, rate = (_SKINNY_TILE, model.skinny) if skinny else (model.tile, model.rate)
+    tiles = math.ceil(max(m, n) / long) * math.ceil(min(m, n) / model.tile) * batch
     if tiles < spec.sm_count:
         tiles *= max(1, min(model.parts, k // _SPLIT_K, spec.sm_count // tiles))
     filled = math.ceil(m / model.tile) * model.tile * math.ceil(n / model.tile) * model.tile * batch
     busy = min(1.0, tiles / spec.sm_count)
     complexity = 8 if dtype.startswith("complex") else 2
-    arithmetic_s = complexity * filled * (k + model.ends) / (model.rate * scale * speed * busy)
+    arithmetic_s = complexity * filled * (k + model.ends) / (rate * scale * speed * busy)
     itemsize = ITEMSIZE[dtype]
     operands, result = batch * (m * k + k * n), batch * m * n if written else 0
     memory_s = itemsize * (operands * (1 + model.passes) + result) / (BANDWIDTH * scale)

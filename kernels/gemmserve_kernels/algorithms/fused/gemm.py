@@ -2,20 +2,21 @@
 
 The kernel (cuda/fused) reads operands of any strides, splits them into float16 planes on the way to shared memory and
 multiplies those: no pre-pass writes planes to memory and reads them again. That is what batches of 33 to two hundred
-rows, single products of some hundred, and products of few rows and columns over a long k spend their time on. Parts of
-k that several blocks have are added up by the last of them to come, always in the same order, so that results have the
-same bits on every run.
+rows, single products of some hundred, skinny products, and products of few rows and columns over a long k spend their
+time on. Of skinny products the matrix that is large lies along the rows of tall tiles (cuda/fused/fused_tall.cu): it is
+read once for every 64 columns and split in registers, from which it is multiplied. Parts of k that several blocks have
+are added up by the last of them to come, always in the same order, so that results have the same bits on every run.
 
 What keeps it as accurate as float32. k is cut into chunks of at most 64 steps, alike but for two. Each chunk of a
 vector (a row of op(A), a column of op(B)) has its own power of two, by which it is scaled to a largest part in
-[2**14, 2**15), and each chunk of a tile of 64 x 64 elements is judged by the theorem of `algorithms.common.verdict`,
-with the chunk's steps in the place of k. So what the losses of a chunk change in a part of an element of D is less than
-2**-24 of the chunk's own share of sum_k |x_k y_k|, and together less than 2**-24 of the whole sum. What counts as lost
-is more than there: every part that is not large, unless that part is zero all through the vector's chunk. Vectors that
-are all zero in a chunk add nothing to any sum and lose nothing, so they do not count. A chunk that is not served, or
-whose numbers are not finite or so large or small that products of scales leave float32's range, is computed by
-multiply-adds in float32, for that tile: its sum of at most 64 terms is then added to the others. Elements of such tiles
-are counted (`device.element_counts`).
+[2**14, 2**15), and each chunk of a tile of 64 x 64 elements, of tall tiles of 16 rows of it, is judged by the theorem
+of `algorithms.common.verdict`, with the chunk's steps in the place of k. So what the losses of a chunk change in a part
+of an element of D is less than 2**-24 of the chunk's own share of sum_k |x_k y_k|, and together less than 2**-24 of the
+whole sum. What counts as lost is more than there: every part that is not large, unless that part is zero all through
+the vector's chunk. Vectors that are all zero in a chunk add nothing to any sum and lose nothing, so they do not count.
+A chunk that is not served, or whose numbers are not finite or so large or small that products of scales leave float32's
+range, is computed by multiply-adds in float32, for those elements: its sum of at most 64 terms is then added to the
+others. Elements of such tiles (or rows) are counted (`device.element_counts`).
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ _LEAST_K: Final = 32
 """Steps of k at least: of fewer, too few would be left that are large beside those that the theorem spares."""
 _COMPUTE: Final = ("auto", "3xfp16")
 _MOST_NUMBERS: Final = 1 << 23
-"""Numbers of a matrix at most, unless the algorithm is asked for by name: with larger ones prepared, `wgmma` is faster
-(one H200, 64 x 8192 x 8192)."""
+"""Numbers of a matrix at most, unless the tile is tall or the algorithm is asked for by name: larger ones are split
+once for every 64 rows that they are multiplied with, and `wgmma` splits them once."""
 _WORKSPACE_BYTES: Final = 256 << 20
 """Sums of one launch at most; a batch that needs more is launched in turns."""
 _WORD: Final = 4
@@ -80,10 +81,10 @@ def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
 
 def _left_to_others(problem: GemmProblem, spec: DeviceSpec) -> str | None:
     """Return why a product that nobody asked this algorithm for goes another way; None where it does not."""
-    if max(problem.m, problem.n) * problem.k > _MOST_NUMBERS:
-        return "fused: matrices as large as that are worth preparing, which this algorithm has no use for"
     tile = choose_tile(None, (problem.batch, problem.m, problem.n, problem.k), spec)
-    blocks = -(-problem.m // BLOCK) * -(-problem.n // BLOCK) * problem.batch * tile.split_k
+    if not tile.tall and max(problem.m, problem.n) * problem.k > _MOST_NUMBERS:
+        return "fused: matrices as large as that are worth preparing, which this algorithm has no use for"
+    blocks = tile.tiles(problem.m, problem.n) * problem.batch * tile.split_k
     if 2 * blocks < spec.sm_count:
         return f"fused: {blocks} blocks leave most of the device idle"
     return None
@@ -134,7 +135,7 @@ def run_gemm(
                 params.arrivals += _WORD * (groups + 1) * (done + first)
             launcher.launch(
                 plan.source,
-                "fused_gemm",
+                plan.source.name,
                 grid=min(params.items, resident),
                 block=tile.threads,
                 shared=tile.shared_bytes,
@@ -165,20 +166,23 @@ def _plan(
 ) -> _FusedPlan:
     operands = Operands.of(problem, a, b)
     c_view, d_view = written(problem, c, d)
+    tile = choose_tile(config, (problem.batch, operands.m, operands.n, operands.k), spec)
     swapped = runs_along_rows(d_view)
+    if tile.tall and operands.m != operands.n:
+        swapped = operands.m < operands.n
     if swapped:
         operands, c_view, d_view = operands.transposed(), c_view.transposed(), d_view.transposed()
     m, n, k = operands.m, operands.n, operands.k
-    tile = choose_tile(config, (problem.batch, m, n, k), spec)
-    access_a = choose_access(operands.a, k_is_row=False, block=BLOCK, block_k=CHUNK)
+    access_a = choose_access(operands.a, k_is_row=False, block=tile.block_m, block_k=CHUNK)
     access_b = choose_access(operands.b, k_is_row=True, block=BLOCK, block_k=CHUNK)
     vector_d = d_view.column_stride == 1 and d_view.aligned(2, d_view.row_stride)
     source = KernelSource(
-        "fused_gemm",
+        "fused_tall" if tile.tall else "fused_gemm",
         tuple(
             {
                 "TYPE_C": TYPES[c.dtype.name],
                 "TYPE_D": TYPES[d.dtype.name],
+                "BLOCK_M": str(tile.block_m),
                 "RASTER": str(tile.raster),
                 "PROMOTE": str(tile.promote),
                 "STAGES": str(tile.stages),
@@ -194,7 +198,7 @@ def _plan(
     conjugates = (operands.conjugate_a, operands.conjugate_b)
     pieces = []
     for _, inner, views in launches(problem.batch_shape, [operands.a, operands.b, c_view, d_view]):
-        gemm, tiles = gemm_params(problem, views, (m, n), (BLOCK, BLOCK), inner, conjugates)
+        gemm, tiles = gemm_params(problem, views, (m, n), (tile.block_m, BLOCK), inner, conjugates)
         params = FusedParams(
             gemm=gemm,
             chunks=chunks(k),

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from gemmserve_kernels.algorithms.common.time_model import is_skinny
 from gemmserve_kernels.problem.errors import ConfigInfeasible
 
 if TYPE_CHECKING:
@@ -15,18 +16,20 @@ if TYPE_CHECKING:
 CHUNK: Final = 64
 """Steps of k at most that are scaled, split and judged at once: Config::CHUNK in cuda/fused/config.cuh."""
 BLOCK: Final = 64
-"""Rows and columns of a tile."""
+"""Columns of a tile, and its rows unless it is tall."""
+TALL: Final = 128
+"""Rows of a tile of cuda/fused/fused_tall.cu."""
 _CONSUMERS: Final = 256
-_PRODUCERS: Final = 256
-"""Threads that split operands, and that multiply them."""
-_STAGE_BYTES: Final = 2 * BLOCK * CHUNK * 8 + 4 * 4 * BLOCK + 1024
+"""Threads that multiply."""
 _EXCHANGE_BYTES: Final = _CONSUMERS * 16 * 4
+_SLOT_BYTES: Final = _CONSUMERS // 32 * 16 * (CHUNK * 8 + 32)
+_FEW_BYTES: Final = _CONSUMERS // 32 * 4 * BLOCK * 8
 _ALIGNMENT: Final = 1024
-_STATIC: Final = 256
+_STATIC: Final = 512
 """Bytes of shared memory for barriers, at most."""
 _RESERVED: Final = 1024
 """Bytes of shared memory that the system keeps of each block (CUDA C++ programming guide)."""
-_FIELDS: Final = ("split_k", "raster", "promote", "stages")
+_FIELDS: Final = ("block_m", "split_k", "raster", "promote", "stages")
 _MOST_SPLITS: Final = 132
 _FEW: Final = 4
 """Splits that one block adds up without another step between."""
@@ -36,13 +39,14 @@ _SHORT: Final = 512
 
 @dataclass(frozen=True)
 class FusedTile:
-    """The part of a product that one block computes: 64 x 64 elements over some chunks of k.
+    """The part of a product that one block computes: 64 x 64 or 128 x 64 elements over some chunks of k.
 
-    `split_k`: parts of k, each a number of whole chunks; `together`: those whose sums one block adds up, before one
-    adds up theirs. `raster`: rows of tiles walked together. `promote`: steps of k between promotions. `stages`: chunks
-    in shared memory.
+    `block_m`: its rows. `split_k`: parts of k, each a number of whole chunks; `together`: those whose sums one block
+    adds up, before one adds up theirs. `raster`: rows of tiles walked together. `promote`: steps of k between
+    promotions. `stages`: chunks in shared memory.
     """
 
+    block_m: int = BLOCK
     split_k: int = 1
     together: int = 1
     raster: int = 8
@@ -50,19 +54,31 @@ class FusedTile:
     stages: int = 2
 
     @property
+    def tall(self) -> bool:
+        """Whether rows of op(A) go through registers."""
+        return self.block_m == TALL
+
+    @property
     def threads(self) -> int:
-        """Threads of a block."""
-        return _CONSUMERS + _PRODUCERS
+        """Threads of a block: those that multiply, and those that split what they do not split themselves."""
+        return _CONSUMERS + (128 if self.tall else 256)
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: Config::SHARED_BYTES in cuda/fused/config.cuh."""
-        return self.stages * _STAGE_BYTES + _EXCHANGE_BYTES + _ALIGNMENT
+        sides = 1 if self.tall else 2
+        stage = -(-(sides * BLOCK * (CHUNK * 8 + 2 * 4) + 64) // _ALIGNMENT) * _ALIGNMENT
+        rest = self.stages * _SLOT_BYTES + _FEW_BYTES if self.tall else _EXCHANGE_BYTES
+        return self.stages * stage + rest + _ALIGNMENT
 
     @property
     def tile_bytes(self) -> int:
         """Sums of a block that are added up with those of others."""
-        return BLOCK * BLOCK * 8
+        return self.block_m * BLOCK * 8
+
+    def tiles(self, m: int, n: int) -> int:
+        """Tiles of a matrix of the product: a tall one lies along the longer side."""
+        return -(-max(m, n) // self.block_m) * -(-min(m, n) // BLOCK)
 
     def chunks_part(self, k: int) -> int:
         """Chunks of one split."""
@@ -75,20 +91,25 @@ def chunks(k: int) -> int:
 
 
 def choose_tile(config: GemmConfig | None, shape: tuple[int, int, int, int], spec: DeviceSpec) -> FusedTile:
-    """The tile for `shape` = (batch, m, n, k): what `config` asks for, the rest chosen. Raises ConfigInfeasible."""
+    """The tile for `shape` = (batch, m, n, k): what `config` asks for, the rest chosen. Raises ConfigInfeasible.
+
+    Skinny products have tall tiles.
+    """
     batch, m, n, k = shape
-    tile = FusedTile(promote=16 if k <= _SHORT else 32)
+    tile = FusedTile(block_m=TALL if is_skinny(m, n) else BLOCK, promote=16 if k <= _SHORT else 32)
     asked = None
     if config is not None:
         config.only("fused", _FIELDS)
         asked = config.split_k
-        found = {name: getattr(config, name) for name in ("raster", "promote", "stages")}
+        found = {name: getattr(config, name) for name in ("block_m", "raster", "promote", "stages")}
         tile = replace(tile, **{name: value for name, value in found.items() if value is not None})
+    if tile.block_m not in {BLOCK, TALL}:
+        raise ConfigInfeasible(f"block_m: {BLOCK} or {TALL}, not {tile.block_m}")
     if tile.promote not in {16, 32}:
         raise ConfigInfeasible(f"promote: 16 or 32, not {tile.promote}")
     if tile.shared_bytes + _STATIC + _RESERVED > spec.shared_per_sm:
         raise ConfigInfeasible(f"stages: {tile.stages} take {tile.shared_bytes} bytes, which {spec.name} lacks")
-    tiles = -(-m // BLOCK) * -(-n // BLOCK) * batch
+    tiles = tile.tiles(m, n) * batch
     most = chunks(k)
     if asked is not None and asked > min(most, _MOST_SPLITS):
         raise ConfigInfeasible(f"split_k: at most {min(most, _MOST_SPLITS)} for k = {k}, not {asked}")

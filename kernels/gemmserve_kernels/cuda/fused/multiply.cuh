@@ -16,8 +16,6 @@ struct PartSums {
     float at[COLUMNS][4];
 };
 
-enum Plane { RE_HIGH, IM_HIGH, RE_LOW, IM_LOW };
-
 class PartMultiply {
   public:
     int row, column;  // of the lane's first element
@@ -68,7 +66,7 @@ class PartMultiply {
         const float* const scales = reinterpret_cast<const float*>(stage + Config::SCALES_AT);
         const Descriptor a = describe<Config::ROW>(address), b = describe<Config::ROW>(address + Config::SIDE);
         const float left[2] = {scales[row], scales[row + 8]};
-        const float* const right = scales + Config::BLOCK_M + column;
+        const float* const right = scales + Config::VECTORS + column;
 #pragma unroll 1
         for (int step = 0; step < steps; step += 2 * Config::PROMOTE) {
             Partial partial;

@@ -13,12 +13,14 @@
 
 typedef Complex<float> Value;
 
+enum Plane { RE_HIGH, IM_HIGH, RE_LOW, IM_LOW };
+
 // Where unit `unit` of the 16 of a vector lies in a plane.
 GEMM_DEVICE int unit_at(int vector, int unit) {
     return vector * Config::ROW + (((unit / 2) ^ (vector & 7)) * 16) + unit % 2 * 8;
 }
 // Where number `vector` of step `k` lies in a stage that has numbers as they are.
-GEMM_DEVICE int plain_at(int vector, int k) { return k * Config::BLOCK_M + (vector ^ (k & 15)); }
+GEMM_DEVICE int plain_at(int vector, int k) { return k * Config::VECTORS + (vector ^ (k & 15)); }
 
 #if defined(GEMM_CUDA)
 // Two floats as float16, rounded to nearest, the first one in the lower half.
@@ -59,6 +61,47 @@ GEMM_DEVICE unsigned magnitude_bits(float x) { return bits_of(x) & 0x7fffffffu; 
 // A vector of a chunk as one word: how many real and imaginary parts are not large (7 bits each), and what it is.
 enum VectorFlag : int { IMAGINARY_AT = 8, HAS_REAL = 1 << 16, HAS_IMAGINARY = 1 << 17, UNSERVED = 1 << 18 };
 
+// What float16 leaves of two scaled numbers.
+GEMM_DEVICE unsigned rest_of(float first, float second, float down, unsigned high) {
+    return pack_halves(multiply_add(first, down, -first_half(high)), multiply_add(second, down, -second_half(high)));
+}
+
+// The power of two by which a chunk of a vector is scaled, from the bits of its largest parts: the largest one comes to
+// [2^14, 2^15).
+struct VectorScale {
+    int exponent;
+    bool has_re, has_im, fits;
+
+    GEMM_DEVICE VectorScale(unsigned most_re, unsigned most_im) : has_re(most_re != 0), has_im(most_im != 0) {
+        constexpr int LEAST = 67, MOST = 188;  // biased exponents of largest parts whose products fit float32
+        const int biased = static_cast<int>(larger_bits(most_re, most_im) >> 23);
+        fits = nothing() || (biased >= LEAST && biased <= MOST);
+        exponent = nothing() || !fits ? 0 : biased - 127 - 14;
+    }
+    GEMM_DEVICE bool nothing() const { return !has_re && !has_im; }
+    GEMM_DEVICE float down() const { return float_of(static_cast<unsigned>(127 - exponent) << 23); }
+    GEMM_DEVICE float up() const { return float_of(static_cast<unsigned>(127 + exponent) << 23); }
+};
+
+// How many real and imaginary parts of a chunk of a vector are not large, of `steps` steps.
+struct VectorCounts {
+    int re, im;
+
+    // `small`: of CHUNK steps, those that lie outside included; the imaginary ones in the upper half.
+    GEMM_DEVICE VectorCounts(unsigned small, int steps)
+        : re(static_cast<int>(small & 0xffffu) - (Config::CHUNK - steps)),
+          im(static_cast<int>(small >> 16) - (Config::CHUNK - steps)) {}
+    GEMM_DEVICE int word(const VectorScale& scale) const {
+        return re | im << IMAGINARY_AT | (scale.has_re ? HAS_REAL : 0) | (scale.has_im ? HAS_IMAGINARY : 0) |
+               (scale.fits ? 0 : UNSERVED);
+    }
+    // Whether the vector alone promises that planes serve.
+    GEMM_DEVICE bool promise(const VectorScale& scale, int steps) const {
+        const int worse = re > im ? re : im;
+        return scale.nothing() || (scale.fits && 2 * worse + (re + im + 1) / 2 + 2 <= steps - SPARE);
+    }
+};
+
 // Where a chunk of an operand lies.
 struct ChunkPlace {
     const Value* first;  // of the tile's first vector and step
@@ -68,15 +111,16 @@ struct ChunkPlace {
 
 template <bool ALONG_K_, int VECTOR, bool CONJUGATE>
 struct ChunkOperand {
-    static constexpr int EXTENT = Config::BLOCK_M;
+    static constexpr int EXTENT = Config::VECTORS;
     static constexpr bool ALONG_K = ALONG_K_;
     static constexpr int OF_WARP = 8 * Config::PRODUCER_WARPS;  // vectors that all warps bring at once
     static constexpr int ROUNDS = (EXTENT + OF_WARP - 1) / OF_WARP;
     static constexpr bool EVEN = EXTENT % OF_WARP == 0;
     // A lane has all k of a quarter of one vector, or an eighth of two that are neighbours.
     static constexpr int VECTORS = ALONG_K ? 1 : 2, UNITS = ALONG_K ? 4 : 2;
+    using Share = Value[VECTORS][UNITS][4];
     struct Held {
-        Value at[ROUNDS][VECTORS][UNITS][4];
+        Share at[ROUNDS];
     };
 
     int first_vector, t, half;  // within eight vectors; which steps of k
@@ -91,18 +135,22 @@ struct ChunkOperand {
 
     // Reads the lane's share; what lies outside is zero.
     GEMM_DEVICE void load(Held& held, const ChunkPlace& place, const Long& vector_stride, const Long& k_stride) const {
-        const bool whole = place.vectors >= EXTENT && place.steps == Config::CHUNK;
 #pragma unroll
         for (int round = 0; round < ROUNDS; ++round) {
-            const int vector = first_vector + round * OF_WARP;
-            if (!EVEN && vector >= EXTENT) break;
-            const Value* from = place.first + vector * vector_stride + (16 * half + 2 * t) * k_stride;
-            if (whole) {
-                read<true>(held.at[round], from, EXTENT, Config::CHUNK, vector_stride, k_stride);
-            } else {
-                const int left = place.vectors - vector, steps = place.steps - (16 * half + 2 * t);
-                read<false>(held.at[round], from, left, steps, vector_stride, k_stride);
-            }
+            if (!EVEN && first_vector + round * OF_WARP >= EXTENT) break;
+            load(held.at[round], round, place, vector_stride, k_stride);
+        }
+    }
+    // The same of one round.
+    GEMM_DEVICE void load(
+        Share& held, int round, const ChunkPlace& place, const Long& vector_stride, const Long& k_stride) const {
+        const int vector = first_vector + round * OF_WARP;
+        const Value* from = place.first + vector * vector_stride + (16 * half + 2 * t) * k_stride;
+        if (place.vectors >= EXTENT && place.steps == Config::CHUNK) {
+            read<true>(held, from, EXTENT, Config::CHUNK, vector_stride, k_stride);
+        } else {
+            const int left = place.vectors - vector, steps = place.steps - (16 * half + 2 * t);
+            read<false>(held, from, left, steps, vector_stride, k_stride);
         }
     }
 
@@ -112,12 +160,17 @@ struct ChunkOperand {
         bool promised = true;
 #pragma unroll
         for (int round = 0; round < ROUNDS; ++round) {
-            const int vector = first_vector + round * OF_WARP;
-            if (!EVEN && vector >= EXTENT) break;
+            if (!EVEN && first_vector + round * OF_WARP >= EXTENT) break;
+            promised &= split(held.at[round], round, steps, planes, scales, counts);
+        }
+        return promised;
+    }
+    GEMM_DEVICE bool split(
+        const Share& held, int round, int steps, unsigned char* planes, float* scales, int* counts) const {
+        bool promised = true;
 #pragma unroll
-            for (int v = 0; v < VECTORS; ++v) {
-                promised &= split_vector(held.at[round][v], vector + v, steps, planes, scales, counts);
-            }
+        for (int v = 0; v < VECTORS; ++v) {
+            promised &= split_vector(held[v], first_vector + round * OF_WARP + v, steps, planes, scales, counts);
         }
         return promised;
     }
@@ -185,7 +238,6 @@ struct ChunkOperand {
 
     GEMM_DEVICE bool split_vector(
         const Value (&x)[UNITS][4], int vector, int steps, unsigned char* planes, float* scales, int* counts) const {
-        constexpr int LEAST = 67, MOST = 188;  // biased exponents of largest parts whose products fit float32
         unsigned most_re = 0, most_im = 0;
 #pragma unroll
         for (int u = 0; u < UNITS; ++u) {
@@ -197,10 +249,8 @@ struct ChunkOperand {
         }
         most_re = over_lanes(most_re, larger_bits);
         most_im = over_lanes(most_im, larger_bits);
-        const int biased = static_cast<int>(larger_bits(most_re, most_im) >> 23);
-        const bool nothing = (most_re | most_im) == 0, fits = nothing || (biased >= LEAST && biased <= MOST);
-        const int exponent = nothing || !fits ? 0 : biased - 127 - 14;  // the largest part comes to [2^14, 2^15)
-        const float down = float_of(static_cast<unsigned>(127 - exponent) << 23);
+        const VectorScale scale(most_re, most_im);
+        const float down = scale.down();
         unsigned small_re = 0, small_im = 0;
 #pragma unroll
         for (int u = 0; u < UNITS; ++u) {
@@ -210,8 +260,8 @@ struct ChunkOperand {
                 const Value &first = x[u][2 * pair], &second = x[u][2 * pair + 1];
                 part[0].at[pair] = pack_halves(first.re * down, second.re * down);
                 part[1].at[pair] = pack_halves(first.im * down, second.im * down);
-                part[2].at[pair] = rest(first.re, second.re, down, part[0].at[pair]);
-                part[3].at[pair] = rest(first.im, second.im, down, part[1].at[pair]);
+                part[2].at[pair] = rest_of(first.re, second.re, down, part[0].at[pair]);
+                part[3].at[pair] = rest_of(first.im, second.im, down, part[1].at[pair]);
                 count_small(small_re, part[0].at[pair]);
                 count_small(small_im, part[1].at[pair]);
                 if constexpr (CONJUGATE) {
@@ -228,21 +278,12 @@ struct ChunkOperand {
         const unsigned small = over_lanes(
             static_cast<unsigned>(counted(small_re) | counted(small_im) << 16),
             [](unsigned l, unsigned r) { return l + r; });
-        const int outside = Config::CHUNK - steps;
-        const int re = static_cast<int>(small & 0xffffu) - outside, im = static_cast<int>(small >> 16) - outside;
+        const VectorCounts known(small, steps);
         const bool writes = ALONG_K ? t == 0 : t == 0 && half == 0;
         if (writes) {
-            scales[vector] = float_of(static_cast<unsigned>(127 + exponent) << 23);
-            counts[vector] = re | im << IMAGINARY_AT | (most_re != 0 ? HAS_REAL : 0) |
-                             (most_im != 0 ? HAS_IMAGINARY : 0) | (fits ? 0 : UNSERVED);
+            scales[vector] = scale.up();
+            counts[vector] = known.word(scale);
         }
-        const int worse = re > im ? re : im;
-        return nothing || (fits && 2 * worse + (re + im + 1) / 2 + 2 <= steps - SPARE);
-    }
-
-    // What float16 leaves of two scaled numbers.
-    static GEMM_DEVICE unsigned rest(float first, float second, float down, unsigned high) {
-        return pack_halves(
-            multiply_add(first, down, -first_half(high)), multiply_add(second, down, -second_half(high)));
+        return known.promise(scale, steps);
     }
 };

@@ -14,6 +14,10 @@ inline void copy_async(void* shared, const void* global, int bytes) {
     const auto* from = static_cast<const unsigned char*>(global);
     for (int i = 0; i < BYTES; ++i) static_cast<unsigned char*>(shared)[i] = i < bytes ? from[i] : 0;
 }
+template <int BYTES>
+inline void copy_async(void* shared, const void* global) {
+    copy_async<BYTES>(shared, global, BYTES);
+}
 inline void copy_commit() {}
 template <int PENDING>
 inline void copy_wait() {}

@@ -77,6 +77,7 @@ struct Product {
     bool keep, bytes;
     bool trans_left, trans_right;  // lies along m or n, not along k
     bool bfloat;
+    const unsigned* held;  // of the left operand, in registers; none where it is in shared memory
 };
 
 void wgmma_issue(const Product& product);
@@ -92,12 +93,18 @@ template <int N>
 struct Instruction {
     template <int SIGN, int TRANS_A, int TRANS_B, bool BFLOAT>
     static void multiply(float (&d)[N / 2], unsigned long long a, unsigned long long b, int keep) {
-        wgmma_issue({d, a, b, N, SIGN, keep != 0, false, TRANS_A != 0, TRANS_B != 0, BFLOAT});
+        wgmma_issue({d, a, b, N, SIGN, keep != 0, false, TRANS_A != 0, TRANS_B != 0, BFLOAT, nullptr});
     }
 };
 
 inline void multiply_bytes(unsigned (&d)[128], unsigned long long a, unsigned long long b) {
-    wgmma_issue({d, a, b, 256, 1, true, true, false, false, false});
+    wgmma_issue({d, a, b, 256, 1, true, true, false, false, false, nullptr});
+}
+
+// Of 64 x 64 with the left operand from registers, which are read when the product is done.
+template <int SIGN>
+inline void multiply_held(float (&d)[32], const unsigned (&a)[4], unsigned long long b, int keep) {
+    wgmma_issue({d, 0, b, 64, SIGN, keep != 0, false, false, false, false, a});
 }
 
 template <int COUNT>

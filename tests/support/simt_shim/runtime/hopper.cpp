@@ -300,6 +300,16 @@ static unsigned short read_across(unsigned long long descriptor, unsigned i, uns
     return value;
 }
 
+// A row of an operand in registers (PTX ISA, wgmma, register fragments of matrix A): a lane has two neighbours along k of
+// row lane / 4 of its warp's sixteen, then of the eighth row below, then the same eight steps of k further on.
+static void read_held(const Warpgroup& group, unsigned number, unsigned row, unsigned short (&halves)[16]) {
+    for (unsigned k = 0; k < 16; ++k) {
+        const unsigned thread = row / 16 * 32 + row % 8 * 4 + k % 8 / 2;
+        const unsigned word = group.products[thread][number].held[row % 16 / 8 + k / 8 * 2];
+        halves[k] = static_cast<unsigned short>(word >> k % 2 * 16);
+    }
+}
+
 static float value_of(unsigned short half, bool bfloat) {
     if (bfloat) {
         const unsigned word = unsigned(half) << 16;
@@ -324,7 +334,9 @@ static void multiply(Warpgroup& group, unsigned number) {
         for (unsigned row = 0; row < rows; ++row) {
             unsigned short halves[16];
             const unsigned long long descriptor = side ? shape.right : shape.left;
-            if (side ? shape.trans_right : shape.trans_left) {
+            if (!side && shape.held) {
+                read_held(group, number, row, halves);
+            } else if (side ? shape.trans_right : shape.trans_left) {
                 for (unsigned k = 0; k < 16; ++k) halves[k] = read_across(descriptor, row, k, machine.current->rank);
             } else {
                 read_row(descriptor, row, machine.current->rank, halves);
@@ -354,7 +366,8 @@ static void multiply(Warpgroup& group, unsigned number) {
 
 static bool alike(const Product& a, const Product& b) {
     return a.left == b.left && a.right == b.right && a.columns == b.columns && a.sign == b.sign && a.keep == b.keep &&
-           a.bytes == b.bytes && a.trans_left == b.trans_left && a.trans_right == b.trans_right && a.bfloat == b.bfloat;
+           a.bytes == b.bytes && a.trans_left == b.trans_left && a.trans_right == b.trans_right && a.bfloat == b.bfloat &&
+           !a.held == !b.held;
 }
 
 // All threads of the warpgroup meet; the last one does the products that must be done, in their order.

@@ -11,7 +11,7 @@ import pytest
 from benchmark_scripts import load
 
 from gemmserve_kernels import GemmProblem, Operand
-from gemmserve_kernels.algorithms.common.time_model import MODELS, model_seconds
+from gemmserve_kernels.algorithms.common.time_model import BANDWIDTH, MODELS, model_seconds
 from gemmserve_kernels.algorithms.gram.seconds import gram_seconds
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.dispatch.estimate import Table, correction, estimate, measured_device, predicted, table
@@ -36,6 +36,16 @@ def test_a_large_product_runs_at_its_rate():
         unit = 8 if key[2].startswith("complex") else 2
         found = unit * 8192**3 / model_seconds(H200, *key, (1, 8192, 8192, 8192))
         assert 0.5 * model.rate < found <= model.rate
+
+
+def test_skinny_products_have_a_rate_of_their_own():
+    key = ("fused", "3xfp16", "complex64")
+    for shape in ((1, 128, 8192, 8192), (1, 8192, 128, 8192)):
+        found = 8 * 128 * 8192**2 / model_seconds(H200, *key, shape)
+        assert 0.9 * MODELS[key].skinny < found <= MODELS[key].skinny
+    memory = 8 * (2 * 16 * 16384 + 16384**2) / BANDWIDTH
+    assert model_seconds(H200, *key, (1, 16, 16384, 16384)) >= memory
+    assert 8 * 192 * 8192**2 / model_seconds(H200, *key, (1, 192, 8192, 8192)) <= MODELS[key].rate
 
 
 def test_half_the_multiprocessors_take_twice_as_long():

@@ -37,6 +37,7 @@ def test_every_point_is_a_measurement(arch):
         assert point["seconds"]
         assert all(1e-7 < seconds < 10 for seconds in (*point["seconds"].values(), *point["wall"].values()))
         assert all((*route.split(":"), point["dtype"]) in MODELS for route in point["seconds"])
+        assert set(point.get("elsewhere", {})) <= set(point["seconds"])
 
 
 @pytest.mark.parametrize("arch", BY_ARCH)
@@ -48,8 +49,9 @@ def test_what_lies_between_the_points_is_known_from_its_neighbours(arch):
     assert len(good) >= 0.9 * len(found)
 
 
-def algorithm(m, n, k, dtype, **options):
-    problem = GemmProblem.build(Operand.contiguous((m, k), dtype), Operand.contiguous((k, n), dtype), **options)
+def algorithm(m, n, k, dtype, batch=(), **options):
+    shapes = (*batch, m, k), (*batch, k, n)
+    problem = GemmProblem.build(*(Operand.contiguous(shape, dtype) for shape in shapes), **options)
     return plan_gemm(problem, H200).algorithm
 
 
@@ -60,13 +62,18 @@ def algorithm(m, n, k, dtype, **options):
         ((8192, 8192, 8192), "complex64", "wgmma"),
         ((2048, 2048, 2048), "complex64", "wgmma"),
         ((1024, 1024, 1024), "complex64", "wgmma"),
+        ((64, 8192, 8192), "complex64", "fused"),
+        ((8192, 64, 8192), "complex64", "fused"),
+        ((256, 8192, 8192), "complex64", "wgmma"),
+        ((192, 192, 192, (512,)), "complex64", "fused"),
         ((8192, 8192, 8192), "float32", "wgmma"),
         ((8192, 8192, 8192), "complex128", "ozaki"),
         ((4096, 4096, 4096), "float16", "vendor"),
     ],
 )
 def test_choices_on_an_h200(shape, dtype, expected):
-    assert algorithm(*shape, dtype) == expected
+    m, n, k, *batch = shape
+    assert algorithm(m, n, k, dtype, *batch) == expected
 
 
 def test_a_measured_point_gets_its_fastest_route():

@@ -34,6 +34,21 @@ extern "C" __global__ void across_a(const uint4* i, unsigned long long a, unsign
 extern "C" __global__ void across_b(const uint4* i, unsigned long long a, unsigned long long b, float* d) {
     multiply<0, 1>(i, a, b, d);
 }
+extern "C" __global__ void held(const uint4* image, const unsigned* left, unsigned long long right, float* out) {
+    GEMM_DYNAMIC_SHARED(memory);
+    const unsigned address = (simt::hopper::shared_address(memory) + 1023) & ~1023u;
+    uint4* const at = static_cast<uint4*>(simt::hopper::shared_pointer(address, 16));
+    for (int i = threadIdx.x; i < 2048; i += 128) at[i] = image[i];
+    __syncthreads();
+    float d[32];
+    unsigned a[4];
+    for (int e = 0; e < 32; ++e) d[e] = 1;
+    for (int i = 0; i < 4; ++i) a[i] = left[threadIdx.x * 4 + i];
+    simt::hopper::multiply_held<-1>(d, a, right + address / 16, 1);
+    simt::hopper::wgmma_commit();
+    simt::hopper::wgmma_wait<0>();
+    for (int e = 0; e < 32; ++e) out[threadIdx.x * 32 + e] = d[e];
+}
 """
 MODES = {128: 1, 64: 2, 32: 3}
 RIGHT = 16384
@@ -67,7 +82,8 @@ def fill(memory, first, matrix, span, leading, stride, *, across):
 def product(module, name, memory, left, right):
     """The 64 x 64 result, put together from the accumulators of 128 threads."""
     out = np.zeros((128, 32), np.float32)
-    module.launch(name, (1,), (128,), [memory, np.uint64(left), np.uint64(right), out], shared=40 * 1024)
+    left = left if isinstance(left, np.ndarray) else np.uint64(left)
+    module.launch(name, (1,), (128,), [memory, left, np.uint64(right), out], shared=40 * 1024)
     result = np.zeros((64, 64), np.float32)
     for thread, e in np.ndindex(128, 32):
         row = thread // 32 * 16 + thread % 32 // 4 + e // 2 % 2 * 8
@@ -91,3 +107,17 @@ def test_operands_lie_as_the_tables_say(module, name, span, leading, stride):
         descriptors.append(fill(memory, first, matrix, span, *offsets, across=across))
     found = product(module, name, memory, *descriptors)
     np.testing.assert_array_equal(found, left.astype(np.float32) @ right.T.astype(np.float32))
+
+
+def test_the_left_operand_may_lie_in_registers(module):
+    """PTX ISA 9.7.15.5.1.1, matrix A of m64k16: a0, a1 | a2, a3 | a4, a5 | a6, a7 in four registers of a thread."""
+    rng = np.random.default_rng(1)
+    left, right = (rng.integers(-8, 9, (64, 16)).astype(np.float16) for _ in range(2))
+    memory = np.full(RIGHT, np.nan, np.float16)
+    descriptor = fill(memory, RIGHT, right, 128, 16, 1024, across=False)
+    registers = np.zeros((128, 4, 2), np.float16)
+    for thread, i in np.ndindex(128, 8):
+        row = 16 * (thread // 32) + thread % 32 // 4 + (8 if i in {2, 3, 6, 7} else 0)
+        registers[thread, i // 2, i % 2] = left[row, thread % 4 * 2 + i % 2 + (8 if i >= 4 else 0)]
+    found = product(module, "held", memory, registers.view(np.uint32), descriptor)
+    np.testing.assert_array_equal(found, 1 - left.astype(np.float32) @ right.T.astype(np.float32))

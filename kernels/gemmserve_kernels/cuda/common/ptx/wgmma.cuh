@@ -54,6 +54,16 @@ GEMM_INSTRUCTION(64, 32, 32, 33, 34, 35, 36, 37);
 GEMM_INSTRUCTION(128, 64, 64, 65, 66, 67, 68, 69);
 GEMM_INSTRUCTION(256, 128, 128, 129, 130, 131, 132, 133);
 
+// The same of 64 x 64 with the first operand from registers: a lane has two neighbours along k of row lane / 4 of its
+// warp's sixteen, of the eighth row below, and of both eight steps of k further on.
+template <int SIGN>
+GEMM_DEVICE void multiply_held(float (&d)[32], const unsigned (&a)[4], Descriptor b, int keep) {
+    asm volatile("{ .reg .pred keep; setp.ne.b32 keep, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+                 GEMM_REGISTERS_32 "}, {%32, %33, %34, %35}, %36, keep, %38, 1, 0; }"
+                 : GEMM_32("+f", d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep), "n"(SIGN));
+}
+
 // d += a b of signed bytes: 64 x 32 by 32 x 256.
 GEMM_DEVICE void multiply_bytes(unsigned (&d)[128], Descriptor a, Descriptor b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {" GEMM_REGISTERS_128 "}, %128, %129, 1;"

@@ -6,26 +6,28 @@ import pytest
 from kernel_sources import SourceRecorder, compiled, matrix
 
 from gemmserve_kernels.algorithms.fused import gemm as fused
+from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
 
 @pytest.mark.parametrize(
-    ("trans", "extent"),
+    ("tile", "trans", "extent"),
     [
-        pytest.param("NN", 512),
-        pytest.param("TN", 511, marks=pytest.mark.slow),
-        pytest.param("CT", 512, marks=pytest.mark.slow),
+        pytest.param(tile, trans, extent, marks=() if trans == "NN" else pytest.mark.slow)
+        for tile in (GemmConfig(block_m=64), GemmConfig(block_m=128), GemmConfig(block_m=128, promote=32))
+        for trans, extent in (("NN", 512), ("TN", 511), ("CT", 512), ("TN", 512))
     ],
 )
-def test_registers(trans, extent):
+def test_registers(tile, trans, extent):
     operand = matrix("complex64", rows=extent, columns=extent)
     problem = GemmProblem.build(Operand.of(operand), Operand.of(operand), trans_a=trans[0], trans_b=trans[1])
     recorder = SourceRecorder()
-    fused.run_gemm(recorder, problem, None, operand, operand, None, operand)
+    fused.run_gemm(recorder, problem, tile, operand, operand, None, operand)
     (source, entry, options), = recorder.launched  # fmt: skip
-    assert entry == "fused_gemm"
+    assert entry == {64: "fused_gemm", 128: "fused_tall"}[tile.block_m]
     cubin = compiled(source, "sm_90a")
-    assert cubin.registers["fused_gemm"] * options["block"] <= recorder.spec.registers_per_sm
-    assert cubin.spill_bytes["fused_gemm"] == 0
+    assert cubin.registers[entry] * options["block"] <= recorder.spec.registers_per_sm
+    assert cubin.spill_bytes[entry] == 0
+    assert "C7510" not in cubin.log  # matrix instructions one after the other

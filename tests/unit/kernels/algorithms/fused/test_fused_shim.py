@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from fused_cases import CASES, HOSTILE, SERVED, SPLITS, check_case, check_elements, check_not_finite, run
+from fused_cases import CASES, HOSTILE, SERVED, SPLITS, TILES, check_case, check_elements, check_not_finite, run
 from simt_cases import ShimMachine, random
 from simt_shim import Order, ShimLauncher
 
@@ -15,41 +17,59 @@ from gemmserve_kernels.problem.config import GemmConfig
 SPEC = KNOWN["H200"]
 
 
-def machine(**options):
-    return ShimMachine(ShimLauncher(SPEC, **options))
+tiles = pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
 
 
+def machine(spec=SPEC, **options):
+    return ShimMachine(ShimLauncher(spec, **options))
+
+
+@tiles
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_every_case(case):
-    check_case(machine(), case)
+def test_every_case(case, tile):
+    check_case(machine(), case, tile)
 
 
+@tiles
 @pytest.mark.parametrize(("case", "config"), SPLITS.values(), ids=SPLITS)
-def test_parts_of_k_of_several_blocks(case, config):
-    check_case(machine(), case, config)
+def test_parts_of_k_of_several_blocks(case, config, tile):
+    check_case(machine(), case, replace(config or GemmConfig(), block_m=tile.block_m))
 
 
+@tiles
+def test_blocks_go_from_tile_to_tile(tile):
+    """Three blocks, seventeen tiles of which some have one chunk and some rows that planes do not serve."""
+    on = machine(replace(SPEC, sm_count=3))
+    a, b = random(1, "complex64", 17, 50, 100), random(2, "complex64", 17, 100, 40)
+    a[::5, 3, 7] *= 1e9
+    check_elements(on, a, b, config=tile)
+    assert on.launcher.counts().plain == 4 * {64: 50, 128: 16}[tile.block_m] * 40
+
+
+@tiles
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_every_element_is_as_accurate_as_plain_float32s(kind):
+def test_every_element_is_as_accurate_as_plain_float32s(kind, tile):
     on = machine()
     a, b = HOSTILE[kind]
-    result = check_elements(on, a, b)
+    result = check_elements(on, a, b, config=tile)
     counts = on.launcher.counts()
     assert (counts.plain == 0) == (kind in SERVED)
     if kind in {"identity", "small integers"}:
         np.testing.assert_array_equal(result, a.astype("c16") @ b.astype("c16"))
 
 
-def test_what_is_not_finite_is_what_plain_float32_makes_of_it():
-    check_not_finite(machine())
+@tiles
+def test_what_is_not_finite_is_what_plain_float32_makes_of_it(tile):
+    check_not_finite(machine(), tile)
 
 
+@tiles
 @pytest.mark.parametrize("order", [Order("reverse"), Order("shuffled", 3)], ids=["reverse", "shuffled"])
-def test_sums_of_several_blocks_have_the_same_bits_in_any_order(order):
+def test_sums_of_several_blocks_have_the_same_bits_in_any_order(order, tile):
     """Two levels of blocks that add up others' sums; a tile of which only one part of k is served."""
     a, b = random(1, "complex64", 40, 520), random(2, "complex64", 520, 36)
     a[:, 7] *= 1e6
-    config = GemmConfig(split_k=6)
+    config = replace(tile, split_k=6)
     _, first = run(machine(), a, b, config=config)
     on = machine(order=order)
     _, second = run(on, a, b, config=config)
@@ -57,12 +77,13 @@ def test_sums_of_several_blocks_have_the_same_bits_in_any_order(order):
     assert on.launcher.counts().plain == 40 * 36
 
 
-def test_a_launch_whose_workspace_is_too_small_is_cut(monkeypatch):
+@tiles
+def test_a_launch_whose_workspace_is_too_small_is_cut(monkeypatch, tile):
     a, b = random(1, "complex64", 5, 33, 192), random(2, "complex64", 5, 192, 34)
-    config = GemmConfig(split_k=3)
+    config = replace(tile, split_k=3)
     _, whole = run(machine(), a, b, config=config)
-    monkeypatch.setattr(fused, "_WORKSPACE_BYTES", 2 * 3 * 64 * 64 * 8)
+    monkeypatch.setattr(fused, "_WORKSPACE_BYTES", 2 * 3 * tile.block_m * 64 * 8)
     on = machine()
     _, cut = run(on, a, b, config=config)
-    assert on.launcher.launches == ["fused_gemm"] * 3
+    assert on.launcher.launches == [{64: "fused_gemm", 128: "fused_tall"}[tile.block_m]] * 3
     np.testing.assert_array_equal(whole.view(np.uint64), cut.view(np.uint64))

@@ -61,15 +61,35 @@ def test_a_configuration_is_honoured_or_refused():
     assert (tile.split_k, tile.raster, tile.promote, tile.stages) == (4, 2, 32, 3)  # 16 chunks by four
     for config, name in (
         (GemmConfig(split_k=17), "split_k"), (GemmConfig(promote=64), "promote"), (GemmConfig(stages=4), "stages"),
-        (GemmConfig(block_m=64), "block_m"), (GemmConfig(split_k=0), "split_k"),
+        (GemmConfig(block_m=256), "block_m"), (GemmConfig(block_n=64), "block_n"), (GemmConfig(split_k=0), "split_k"),
+        (GemmConfig(block_m=128, stages=3), "stages"),
     ):  # fmt: skip
         with pytest.raises(ConfigInfeasible, match=name):
             choose_tile(config, shape, H200)
 
 
-def test_the_shared_memory_of_a_block_fits():
-    tile = FusedTile(stages=3)
-    assert tile.shared_bytes + 256 <= H200.shared_per_block
+@pytest.mark.parametrize(
+    ("shape", "block_m", "splits"),
+    [
+        ((1, 64, 8192, 8192), 128, 2),
+        ((1, 8192, 64, 8192), 128, 2),
+        ((1, 1024, 1, 65536), 128, 16),
+        ((1, 128, 4096, 512), 128, 2),
+        ((1, 192, 8192, 8192), 64, 1),
+        ((1, 64, 512, 8192), 64, 16),
+        ((1024, 128, 128, 128), 64, 1),
+    ],
+)
+def test_skinny_products_have_tall_tiles(shape, block_m, splits):
+    tile = choose_tile(None, shape, H200)
+    assert (tile.block_m, tile.split_k) == (block_m, splits)
+    other = choose_tile(GemmConfig(block_m=192 - block_m), shape, H200)
+    assert other.block_m == 192 - block_m
+
+
+@pytest.mark.parametrize("tile", [FusedTile(stages=3), FusedTile(block_m=128)])
+def test_the_shared_memory_of_a_block_fits(tile):
+    assert tile.shared_bytes + 512 <= H200.shared_per_block
 
 
 @pytest.mark.parametrize(
@@ -78,7 +98,7 @@ def test_the_shared_memory_of_a_block_fits():
         (problem(64, 64, 31), "k must be"),
         (problem(64, 64, 64, (500,), "complex128"), "complex64"),
         (problem(64, 64, 64, (500,), compute="6xbf16"), "arithmetic"),
-        (problem(64, 8192, 8192), "preparing"),
+        (problem(256, 8192, 8192), "preparing"),
         (problem(64, 64, 64), "idle"),
     ],
 )
@@ -86,8 +106,13 @@ def test_what_is_left_to_other_algorithms(case, word):
     assert word in fused.supports(case, H200)
 
 
+@pytest.mark.parametrize(("m", "n"), [(64, 8192), (8192, 64), (16, 8192), (128, 8192)])
+def test_skinny_products_are_not_left_to_others(m, n):
+    assert fused.supports(problem(m, n, 8192), H200) is None
+
+
 def test_what_is_asked_for_by_name_is_done():
     asked = GemmConfig(algorithm="fused")
-    for case in (problem(64, 8192, 8192), problem(64, 64, 64)):
+    for case in (problem(256, 8192, 8192), problem(64, 64, 64)):
         assert fused.supports(dataclasses.replace(case, config=asked), H200) is None
     assert "9.0" in fused.supports(dataclasses.replace(problem(64, 64, 64), config=asked), KNOWN["A100"])

@@ -1,0 +1,134 @@
+// What a block computes, part by part, and how its producers and consumers wait for each other.
+#pragma once
+
+#include "../common/ptx/hopper.cuh"
+#include "operand.cuh"
+
+// The n-th stage of all that a block fills.
+struct Turn {
+    int stage = 0;
+    unsigned parity = 0;
+    GEMM_DEVICE void next() {
+        if (++stage == Config::STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// What producers and consumers share.
+struct Pipeline {
+    unsigned char* stages;
+    Address full, empty, together;  // barriers: of each stage, and of the consumers
+
+    GEMM_DEVICE unsigned char* stage(const Turn& turn) const { return stages + turn.stage * Config::STAGE_BYTES; }
+    GEMM_DEVICE Address filled(const Turn& turn) const { return full + turn.stage * sizeof(Barrier); }
+    GEMM_DEVICE Address emptied(const Turn& turn) const { return empty + turn.stage * sizeof(Barrier); }
+};
+
+// Says for the warp that all its lanes have come so far.
+GEMM_DEVICE void arrive(Address barrier, int thread) {
+    __syncwarp();
+    if (thread % 32 == 0) barrier_arrive(barrier);
+}
+
+// A part of k of a tile.
+struct Item {
+    Long tile;  // of this launch
+    int split;
+    TileCoordinate where;
+    Long row, column;
+    int rows, columns;  // inside
+
+    GEMM_DEVICE Item(const FusedParams& params, unsigned number) {
+        const GemmParams& gemm = params.gemm;
+        tile = number;
+        split = 0;
+        if (params.splits > 1) {
+            tile = number / params.splits;
+            split = static_cast<int>(number % params.splits);
+        }
+        const Long place = gemm.first_tile + tile;
+        where = gemm.tiles_m * gemm.tiles_n == 1 ? TileCoordinate{place, 0, 0}
+                                                 : tile_of<GEMM_RASTER>(place, gemm.tiles_m, gemm.tiles_n);
+        row = where.tile_m * Config::BLOCK_M;
+        column = where.tile_n * Config::BLOCK_N;
+        rows = static_cast<int>(gemm.m - row < Config::BLOCK_M ? gemm.m - row : Config::BLOCK_M);
+        columns = static_cast<int>(gemm.n - column < Config::BLOCK_N ? gemm.n - column : Config::BLOCK_N);
+    }
+};
+
+// Element offset of a matrix of the batch. Mostly one axis is left, and nothing to divide.
+GEMM_DEVICE Long offset_of(Long batch, const GemmParams& gemm, const MatrixParams& matrix) {
+    if (batch < gemm.batch_shape[BATCH_DIMS - 1]) return batch * matrix.batch_stride[BATCH_DIMS - 1];
+    return batch_offset(batch, gemm.batch_shape, matrix.batch_stride);
+}
+
+// What producers keep of an item.
+struct Chunks {
+    const Value* a;
+    const Value* b;
+    int rows, columns;
+    int next, end;
+
+    GEMM_DEVICE Chunks(const FusedParams& params, const Item& item) : rows(item.rows), columns(item.columns) {
+        const GemmParams& gemm = params.gemm;
+        const Long batch = item.where.batch;
+        a = static_cast<const Value*>(gemm.a.re) + offset_of(batch, gemm, gemm.a) +
+            item.row * gemm.a.row_stride;
+        b = static_cast<const Value*>(gemm.b.re) + offset_of(batch, gemm, gemm.b) +
+            item.column * gemm.b.column_stride;
+        next = item.split * params.chunks_part;
+        end = next + params.chunks_part < params.chunks ? next + params.chunks_part : params.chunks;
+    }
+};
+
+// Where a chunk lies in k: the first chunks have one pair of steps more.
+struct Steps {
+    Long first;
+    int count;
+
+    GEMM_DEVICE Steps(const FusedParams& params, int chunk) {
+        const bool longer = chunk < params.longer;
+        first = 2 * (static_cast<Long>(chunk) * params.pairs + (longer ? chunk : params.longer));
+        const Long last = first + 2 * (params.pairs + longer);
+        count = static_cast<int>((last < params.gemm.k ? last : params.gemm.k) - first);
+    }
+};
+
+// The chunks of all items of a block, one after the other.
+struct Cursor {
+    unsigned number;
+    Chunks chunks;
+
+    GEMM_DEVICE explicit Cursor(const FusedParams& params) : number(blockIdx.x), chunks(params, Item(params, number)) {}
+    GEMM_DEVICE Cursor(const FusedParams& params, unsigned item, int chunk)
+        : number(item), chunks(params, Item(params, item)) {
+        chunks.next = chunk;
+    }
+    // Goes on to the next one. False: there is none.
+    GEMM_DEVICE bool next(const FusedParams& params) {
+        if (++chunks.next < chunks.end) return true;
+        if (gridDim.x >= params.items - number) return false;
+        number += gridDim.x;
+        chunks = Chunks(params, Item(params, number));
+        return true;
+    }
+    GEMM_DEVICE ChunkPlace in_a(const FusedParams& params, const Steps& steps) const {
+        return {chunks.a + steps.first * params.gemm.a.column_stride, chunks.rows, steps.count};
+    }
+    GEMM_DEVICE ChunkPlace in_b(const FusedParams& params, const Steps& steps) const {
+        return {chunks.b + steps.first * params.gemm.b.row_stride, chunks.columns, steps.count};
+    }
+};
+// The consumers wait for each other.
+struct Meeting {
+    Address barrier;
+    unsigned parity = 0;
+
+    GEMM_DEVICE void meet(int thread) {
+        arrive(barrier, thread);
+        barrier_wait(barrier, parity);
+        parity ^= 1;
+    }
+};
