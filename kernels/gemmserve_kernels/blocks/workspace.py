@@ -14,6 +14,7 @@ from gemmserve_kernels.algorithms.common.splits import SCHEMES
 from gemmserve_kernels.algorithms.cpu.gemm import BLOCK_BYTES
 from gemmserve_kernels.algorithms.ozaki.gemm import resolve as resolve_ozaki
 from gemmserve_kernels.algorithms.ozaki.plan import WORKSPACE
+from gemmserve_kernels.algorithms.screen.gemm_reduce import screened_bytes
 from gemmserve_kernels.algorithms.splits.gemm import strip_shape, widening_module
 from gemmserve_kernels.algorithms.splits.prepass import plane_bytes
 from gemmserve_kernels.algorithms.vendor.blas import copied_bytes
@@ -99,6 +100,8 @@ def _reduction_bytes(problem: GemmReduceProblem, chosen: Plan, spec: DeviceSpec)
         wide = 16 if problem.dtype.kind == "c" else 8
         depth = problem.batch * problem.k
         return needed + wide * depth * (2 * problem.k + problem.m + problem.n)
+    if chosen.algorithm == "screen":
+        return needed + screened_bytes(problem)
     return needed + _algorithm_bytes(chosen, uniform.product, spec)
 
 

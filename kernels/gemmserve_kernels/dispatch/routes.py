@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -71,6 +72,7 @@ _REDUCE_ROUTES: Final[dict[str, tuple[Route, ...]]] = {
     "auto": (
         ("sums", "plain"),
         ("gram", "plain"),
+        ("screen", "plain"),
         ("simt", "plain"),
         ("mfma", "plain"),
         ("dmma", "plain"),
@@ -91,8 +93,8 @@ _REDUCE_ROUTES: Final[dict[str, tuple[Route, ...]]] = {
 """The same for gemm_reduce."""
 _PLAIN_MODES: Final = ("auto", "fp32", "fp64")
 """Modes in which a configuration without an algorithm's name is one of the portable kernels."""
-WITHOUT_PRODUCT: Final = ("sums", "gram")
-"""Algorithms that reduce a product without making it."""
+WITHOUT_PRODUCT: Final = ("sums", "gram", "screen")
+"""Algorithms that reduce a product without making it, or most of it."""
 _DOUBLE: Final = (np.dtype(np.float64), np.dtype(np.complex128))
 _COPY_RATE: Final = 3.5e12
 """Bytes a second of a strided copy on an H200."""
@@ -324,6 +326,10 @@ def _reduce_seconds(candidate: Plan, problem: GemmReduceProblem, spec: DeviceSpe
         from gemmserve_kernels.algorithms.gram.gemm_reduce import seconds
 
         return seconds(problem, spec)
+    if candidate.algorithm == "screen":
+        from gemmserve_kernels.algorithms.screen.seconds import screen_seconds
+
+        return screen_seconds(problem, spec, partial(estimate, spec, "wgmma", "fp16", "float16"))
     return _seconds(candidate, problem.product, spec, written=problem.return_c)
 
 
