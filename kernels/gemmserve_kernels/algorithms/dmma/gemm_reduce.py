@@ -81,16 +81,16 @@ class ReducePlan:
         *,
         partials: Partials | None = None,
         first_matrix: int = 0,
-        failing: int = 0,
+        failing: tuple[int, int] = (0, 0),
     ) -> None:
-        """See matrix_units.MatrixUnitPlan; there are no exponents, and always partials. `failing`: address of what
-        says which rows of tiles are made, where the plan is `screened`.
+        """See matrix_units.MatrixUnitPlan; there are no exponents, and always partials. `failing`: addresses of what
+        says which rows of tiles are made, and which rows leave partials, where the plan is `screened`.
         """
         del exponents
         assert partials is not None
         for kernel, piece, tiles in self.pieces:
             params = DmmaReduceParams.from_buffer_copy(piece)
-            params.failing = failing
+            params.failing, params.failing_rows = failing
             place_all(params.gemm, bases)
             partials.place(launcher, params.reduce, first_matrix)
             for first in range(0, tiles, MAX_TILES):
@@ -111,7 +111,7 @@ def plan_reduction(
     screened: bool = False,
 ) -> ReducePlan:
     """Plan a reduction, turned so that it goes along rows. C and D: None where the product is not returned.
-    `screened`: of some rows of tiles alone, which the device knows.
+    `screened`: of some rows alone, which the device knows.
     """
     operands = Operands.of(problem, a, b)
     views = written(problem, c, d)

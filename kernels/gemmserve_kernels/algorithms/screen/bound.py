@@ -7,8 +7,9 @@ By Cauchy and Schwarz, for real numbers and for complex ones,
 
 and all of |x|, |d|, |y + e| and |e| are known of each line (`norm` is no less than |x| and |x + d|, `residual` no less
 than |d|). The tensor core adds 16 products to a float32 sum and truncates each, and what comes out, by less than 2^-23
-of the largest of them: 18 * 2^-23 |x| |y| every 16 steps, together less than `accumulated` |x| |y|, sqrt(2) times that
-for a complex number's magnitude. The product is rounded to float16, 2^-11 of it at most.
+of the largest of them: 18 * 2^-23 |x| |y| every 16 steps, of those steps' norms where sums are promoted. Together that
+is less than `accumulated` |x| |y|, sqrt(2) times as much for a complex number's magnitude. The product is rounded to
+float16, 2^-11 of it at most.
 
 Let E be the sum of that. An element that is further than its E and the largest one's E from the largest is not the
 largest: what is left is made in double precision, usually one or two elements of a row. For normal data E is about
@@ -22,8 +23,11 @@ from typing import Final
 
 MOST: Final = 16
 """Candidates of a row that are made one by one; of a row with more the full product is made."""
-MAX_K: Final = 1 << 13
+MAX_K: Final = 1 << 14
 """Numbers along k at most, two for a complex element: beyond it E is a large part of an element."""
+_SHORT: Final = 2048
+"""Numbers along k from which on sums that are not promoted would be most of E."""
+_RUN: Final = 64
 _FITS: Final = 6.9
 """Binary logarithm of what no norm of a line exceeds: its square is less than float16's largest number, 65504."""
 
@@ -33,6 +37,13 @@ def exponent(numbers: int) -> int:
     return math.floor(_FITS - math.log2(numbers) / 2)
 
 
+def promotion(numbers: int) -> int | None:
+    """Return steps of k between promotions of the tensor core's sums to float32; None: there are none."""
+    return _RUN if numbers > _SHORT else None
+
+
 def accumulated(numbers: int, *, complex_: bool) -> float:
     """Return the bound of what sums are off by, over both norms."""
-    return 1.25 * (numbers + 16) * 2.0**-23 * (math.sqrt(2) if complex_ else 1.0)
+    run = promotion(numbers)
+    truncated = 1.25 * ((run or numbers) + 16) + (numbers / run if run else 0)
+    return truncated * 2.0**-23 * (math.sqrt(2) if complex_ else 1.0)

@@ -25,7 +25,7 @@ import numpy as np
 from gemmserve_kernels.algorithms.common.operands import TYPES, Operands, flag
 from gemmserve_kernels.algorithms.common.partials import Partials, combine, epilogue_defines, outputs_of
 from gemmserve_kernels.algorithms.dmma import gemm_reduce as dmma
-from gemmserve_kernels.algorithms.screen.bound import MAX_K, MOST, accumulated, exponent
+from gemmserve_kernels.algorithms.screen.bound import MAX_K, MOST, accumulated, exponent, promotion
 from gemmserve_kernels.algorithms.wgmma.direct import gemm as direct
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import MatrixView, StoredArray, launches, place
@@ -91,8 +91,8 @@ def supports(problem: GemmReduceProblem, spec: DeviceSpec) -> str | None:
     extent = problem.m if problem.over_rows else problem.n
     if extent < _LEAST_EXTENT:
         return f"fewer than {_LEAST_EXTENT} elements for each result"
-    sizes_of = _Sizes.of(problem)
-    if sizes_of.columns + _ROWS * sizes_of.row > WORKSPACE or extent > 1 << 30:
+    sizes_of = Sizes.of(problem)
+    if sizes_of.columns + min(_ROWS, sizes_of.rows) * sizes_of.row > WORKSPACE or extent > 1 << 30:
         return "one matrix's columns take too much memory"
     return direct.supports(_product(problem, min(sizes_of.rows, _ROWS), (1, 1)), spec)
 
@@ -106,7 +106,7 @@ def resolve(config: GemmConfig | None, problem: GemmReduceProblem, spec: DeviceS
 
 def screened_bytes(problem: GemmReduceProblem) -> int:
     """Return bytes of rounded lines and products at once, at most."""
-    sizes = _Sizes.of(problem)
+    sizes = Sizes.of(problem)
     return min(WORKSPACE, problem.batch * (sizes.columns + sizes.rows * sizes.row))
 
 
@@ -120,7 +120,7 @@ def _up(extent: int, step: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class Sizes:
     """Bytes: of a row's line and its part of the product, of a matrix's columns. `parts`: numbers of an element."""
 
     rows: int
@@ -131,7 +131,7 @@ class _Sizes:
     columns: int
 
     @classmethod
-    def of(cls, problem: GemmReduceProblem) -> _Sizes:
+    def of(cls, problem: GemmReduceProblem) -> Sizes:
         rows, extent = (problem.n, problem.m) if problem.over_rows else (problem.m, problem.n)
         parts, pitch = 2 if problem.dtype.kind == "c" else 1, _up(_numbers(problem), _STEP)
         padded = _up(extent, _STEP)
@@ -156,7 +156,7 @@ class _Sizes:
 @lru_cache(maxsize=1024)
 def _product(problem: GemmReduceProblem, rows: int, matrices: tuple[int, int]) -> GemmProblem:
     """The product in float16 of a panel, of so many matrices of A and of B: 1 where all are the same."""
-    sizes = _Sizes.of(problem)
+    sizes = Sizes.of(problem)
     a = Operand.contiguous((matrices[0], sizes.parts * rows, sizes.pitch), _HALF)
     b = Operand.contiguous((matrices[1], sizes.padded, sizes.pitch), _HALF)
     return GemmProblem.build(a, b, trans_b="T")
@@ -182,12 +182,12 @@ def run_gemm_reduce(
     blocks = -(-operands.m // tile.block_m)
     own = problem.batch if problem.over_batch else 1
     partials = Partials.allocate(launcher, problem, full.length + own)
-    failing = launcher.zeros((problem.batch * blocks,), np.dtype(np.int32))
-    address = launcher.pointer(failing)
-    rows = _Rows(launcher, problem, operands, partials, address, tile.block_m, blocks, full.length, own)
+    marks = launcher.zeros((problem.batch * (blocks + operands.m),), np.dtype(np.int32))
+    failing = launcher.pointer(marks), launcher.pointer(marks) + 4 * problem.batch * blocks
+    rows = _Rows(launcher, problem, operands, partials, failing, tile.block_m, blocks, full.length, own)
     for first, batch_shape, views in launches(problem.batch_shape, [operands.a, operands.b]):
         rows.run(first, batch_shape, (views[0], views[1].transposed()), bases)
-    full.launch(launcher, [*bases, 0, 0], partials=partials, failing=address)
+    full.launch(launcher, [*bases, 0, 0], partials=partials, failing=failing)
     combine(launcher, problem, partials, results)
 
 
@@ -208,7 +208,7 @@ class _Rows:
     problem: GemmReduceProblem
     operands: Operands
     partials: Partials
-    failing: int
+    failing: tuple[int, int]
     block: int
     blocks: int
     length: int
@@ -218,7 +218,7 @@ class _Rows:
         self, first_batch: int, batch_shape: tuple[int, ...], views: tuple[MatrixView, MatrixView], bases: list[int]
     ) -> None:
         """Everything but the full product, of a piece of the batch. `views`: rows by k, columns by k."""
-        sizes, launcher = _Sizes.of(self.problem), self.launcher
+        sizes, launcher = Sizes.of(self.problem), self.launcher
         columns: tuple[int, _Rounded] | None = None
         for first, matrices, row, rows in sizes.panels(math.prod(batch_shape)):
             if columns is None or columns[0] != first:
@@ -228,14 +228,15 @@ class _Rows:
             left = self._round(views, 0, bases, batch_shape, first, matrices, row, rows)
             product = _product(self.problem, rows, (left.matrices, columns[1].matrices))
             out = launcher.empty(product.result_shape, _HALF)
-            direct.run_gemm(launcher, product, None, left.data, columns[1].data, None, out)
+            config = GemmConfig(promote=promotion(sizes.pitch))
+            direct.run_gemm(launcher, product, config, left.data, columns[1].data, None, out)
             self._find(first_batch, batch_shape, views, bases, (first, matrices, row, rows), left, columns[1], out)
 
     def _round(
         self, views: tuple[MatrixView, MatrixView], side: int, bases: list[int], batch_shape: tuple[int, ...],
         first: int, matrices: int, line: int, lines: int,
     ) -> _Rounded:  # fmt: skip
-        sizes, launcher, view = _Sizes.of(self.problem), self.launcher, views[side]
+        sizes, launcher, view = Sizes.of(self.problem), self.launcher, views[side]
         if not any(view.batch_strides):
             first, matrices = 0, 1
         rows = sizes.parts if side == 0 else 1
@@ -260,7 +261,7 @@ class _Rows:
         self, first_batch: int, batch_shape: tuple[int, ...], views: tuple[MatrixView, MatrixView], bases: list[int],
         panel: tuple[int, int, int, int], left: _Rounded, right: _Rounded, products: Any,
     ) -> None:  # fmt: skip
-        sizes, launcher, problem = _Sizes.of(self.problem), self.launcher, self.problem
+        sizes, launcher, problem = Sizes.of(self.problem), self.launcher, self.problem
         first, matrices, row, rows = panel
         params = ScreenParams(
             a=views[0].params(), b=views[1].params(), first=first, first_row=row, rows=rows, m=sizes.rows,
@@ -269,7 +270,7 @@ class _Rows:
             of_rows=launcher.pointer(left.info), of_columns=launcher.pointer(right.info),
             rows_step=0 if left.matrices < matrices else rows,
             columns_step=0 if right.matrices < matrices else sizes.extent,
-            failing=self.failing, block=self.block, blocks=self.blocks,
+            failing=self.failing[0], failing_rows=self.failing[1], block=self.block, blocks=self.blocks,
             parts=self.length // self.own, own=self.length, partial=self.partials.params(launcher),
             outputs=outputs_of(problem), first_batch=first_batch,
             accumulated=accumulated(sizes.pitch, complex_=sizes.parts == 2), reduce_batch=problem.over_batch,

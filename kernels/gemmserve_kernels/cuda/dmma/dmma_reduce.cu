@@ -8,7 +8,8 @@ struct DmmaReduceParams {
     GemmParams gemm;
     Long tiles;
     RowReduceParams reduce;
-    const int* failing;  // GEMM_SCREENED: [matrix of the batch][row of tiles], not 0 where tiles are made at all
+    const int* failing;         // GEMM_SCREENED: [matrix of the batch][row of tiles], not 0 where tiles are made at all
+    const int* failing_rows;    // [matrix of the batch][row], not 0 where they leave partials
 };
 
 // Whether a tile is of no use: the rows of it have their extremes already.
@@ -38,7 +39,11 @@ GEMM_DEVICE void reduce_sums(const DmmaReduceParams& params, const TileCoordinat
 #pragma unroll
     for (int r = 0; r < Pieces::ROWS; r += 2) {
         const Long row = first_row + (t % 2 == 0 ? Pieces::row(r, g) : Pieces::row(r + 1, g));
-        const RowSlot slot{first_output + row, number, first_index, row < gemm.m};
+        bool is_wanted = row < gemm.m;
+#if defined(GEMM_SCREENED)
+        if (is_wanted) is_wanted = params.failing_rows[batch * gemm.m + row] != 0;
+#endif
+        const RowSlot slot{first_output + row, number, first_index, is_wanted};
         reduce_rows<GEMM_REDUCTIONS, GEMM_PRE_OP, GEMM_ATOMIC, Config::Acc>(reduce, slot, t, [&](bool lower, auto fold) {
 #pragma unroll
             for (int piece = 0; piece < Pieces::COUNT; ++piece) {

@@ -38,6 +38,7 @@ struct ScreenParams {
     const LineInfo* of_columns;  // [matrix][column]
     Long rows_step, columns_step;  // between matrices: 0 where all have the same
     int* failing;                  // [matrix of the batch][block of rows]: not 0 where a row has too many candidates
+    int* failing_rows;             // [matrix of the batch][row]: the same of each
     Long block, blocks;            // rows of a block; blocks of a matrix
     Long parts;                    // slots of a row, and where all are reduced of a matrix, that the full product has
     Long own;                      // the slots behind those of the full product

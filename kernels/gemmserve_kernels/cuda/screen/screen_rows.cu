@@ -122,7 +122,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) screen_rows(ScreenParams p
     __syncwarp();
 
     const bool fails = count > MOST;
-    if (fails && lane == 0) params.failing[batch * params.blocks + row / params.block] = 1;
+    if (fails && lane == 0) {
+        params.failing[batch * params.blocks + row / params.block] = 1;
+        params.failing_rows[batch * params.m + row] = 1;
+    }
     const Long of_row = batch_offset(params.first + matrix, params.batch_shape, params.a.batch_stride) + row * params.a.row_stride;
     const Long of_matrix = batch_offset(params.first + matrix, params.batch_shape, params.b.batch_stride);
     const Long output = params.reduce_batch ? row : batch * params.m + row;
