@@ -49,7 +49,7 @@ _STEP: Final = 8
 _ROWS: Final = 256
 """Rows of a panel are a multiple of this, where it has not all."""
 _WARPS: Final = 8
-"""Of a block of screen_rows, and of screen_round where lines run along k; each has a line."""
+"""Warps of a block of screen_rows, and of screen_round where lines run along k; each has a line."""
 _LANES: Final = 32
 _THREADS: Final = 256
 _LEAST_EXTENT: Final = 4 * MOST
@@ -202,7 +202,7 @@ class _Rounded:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What screen_rows is told of a reduction, turned so that it goes along rows."""
+    """Arguments of screen_rows, and all that leads to them, of a reduction turned so that it goes along rows."""
 
     launcher: Launcher
     problem: GemmReduceProblem

@@ -16,6 +16,9 @@ from gemmserve_kernels.algorithms.dmma.gemm_reduce import ReducePlan
 from gemmserve_kernels.algorithms.dmma.gemm_reduce import run_gemm_reduce as run_full
 from gemmserve_kernels.algorithms.screen import gemm_reduce as screen
 from gemmserve_kernels.device.spec import KNOWN
+from gemmserve_kernels.dispatch.planned_reduce import program_of, written_of
+from gemmserve_kernels.dispatch.routes import plan_gemm_reduce
+from gemmserve_kernels.problem.arrays import ArrayKey
 from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.errors import ConfigInfeasible
 
@@ -194,6 +197,25 @@ def test_lines_that_no_power_of_two_helps(scale):
     a[5] *= scale
     with np.errstate(all="ignore"):
         check(a, b, reduce=["absmax", "argmax"], axis="n")
+
+
+def test_what_is_recorded_does_the_same():
+    """A program, run twice, of a matrix that fits and of one with rows that fail."""
+    on, spec = machine(), KNOWN["H200"]
+    a, b = random(1, "complex128", 80, 30), random(2, "complex128", 30, 90)
+    config = GemmConfig(algorithm="screen")
+    problem = build(a, b, reduce=["absmax", "argmax"], axis="n", config=config)
+    plan, written = plan_gemm_reduce(problem, replace(spec, sm_count=3)), written_of(problem)
+    arrays = [on.put(a), on.put(b), *(on.put(np.empty(shape, dtype)) for shape, dtype in written.values())]
+    keys = [(ArrayKey.of(x), on.launcher.pointer(x) % 16) for x in arrays[:2]]
+    program = program_of(on.launcher, problem, plan, (keys[0], keys[1]), written)
+    for _ in range(2):
+        program.run(on.launcher, [on.launcher.pointer(x) for x in arrays])
+        results = dict(zip(written, (on.get(x) for x in arrays[2:]), strict=True))
+        assert_reduced(problem, a, on.get(arrays[1]), results)
+        arrays[1][:, 20:60] = arrays[1][:, 20:21]
+        for x in arrays[2:]:
+            x[...] = 0
 
 
 def test_what_it_refuses():
