@@ -180,11 +180,11 @@ def run_gemm_reduce(
     if problem.over_rows:
         operands, bases = operands.transposed(), bases[::-1]
     blocks = -(-operands.m // tile.block_m)
-    own = problem.batch if problem.over_batch else 1
-    partials = Partials.allocate(launcher, problem, full.length + own)
+    parts = full.length // (problem.batch if problem.over_batch else 1)
+    partials = Partials.allocate(launcher, problem, full.length)
     marks = launcher.zeros((problem.batch * (blocks + operands.m),), np.dtype(np.int32))
     failing = launcher.pointer(marks), launcher.pointer(marks) + 4 * problem.batch * blocks
-    rows = _Rows(launcher, problem, operands, partials, failing, tile.block_m, blocks, full.length, own)
+    rows = _Rows(launcher, problem, operands, partials, failing, tile.block_m, blocks, parts)
     for first, batch_shape, views in launches(problem.batch_shape, [operands.a, operands.b]):
         rows.run(first, batch_shape, (views[0], views[1].transposed()), bases)
     full.launch(launcher, [*bases, 0, 0], partials=partials, failing=failing)
@@ -211,8 +211,7 @@ class _Rows:
     failing: tuple[int, int]
     block: int
     blocks: int
-    length: int
-    own: int
+    parts: int
 
     def run(
         self, first_batch: int, batch_shape: tuple[int, ...], views: tuple[MatrixView, MatrixView], bases: list[int]
@@ -271,7 +270,7 @@ class _Rows:
             rows_step=0 if left.matrices < matrices else rows,
             columns_step=0 if right.matrices < matrices else sizes.extent,
             failing=self.failing[0], failing_rows=self.failing[1], block=self.block, blocks=self.blocks,
-            parts=self.length // self.own, own=self.length, partial=self.partials.params(launcher),
+            parts=self.parts, partial=self.partials.params(launcher),
             outputs=outputs_of(problem), first_batch=first_batch,
             accumulated=accumulated(sizes.pitch, complex_=sizes.parts == 2), reduce_batch=problem.over_batch,
             conjugate_a=self.operands.conjugate_a, conjugate_b=self.operands.conjugate_b,

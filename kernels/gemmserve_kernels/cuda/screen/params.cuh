@@ -40,8 +40,7 @@ struct ScreenParams {
     int* failing;                  // [matrix of the batch][block of rows]: not 0 where a row has too many candidates
     int* failing_rows;             // [matrix of the batch][row]: the same of each
     Long block, blocks;            // rows of a block; blocks of a matrix
-    Long parts;                    // slots of a row, and where all are reduced of a matrix, that the full product has
-    Long own;                      // the slots behind those of the full product
+    Long parts;                    // slots of a row that the full product has; the extremes go to the first of them
     PartialParams partial;
     Long outputs;
     Long first_batch;

@@ -130,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) screen_rows(ScreenParams p
     const Long of_matrix = batch_offset(params.first + matrix, params.batch_shape, params.b.batch_stride);
     const Long output = params.reduce_batch ? row : batch * params.m + row;
     const Long before = params.reduce_batch ? batch * params.parts : 0;
-    const Long own = params.own + (params.reduce_batch ? batch : 0), first_index = params.reduce_batch ? batch * params.n : 0;
+    const Long first_index = params.reduce_batch ? batch * params.n : 0;
     for (int c = 0; c < count && !fails; ++c) {
         const Acc value = element(params, of_row, of_matrix + found[warp][c] * params.b.row_stride, lane);
         if (lane == 0) values[warp][c] = value;
@@ -138,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) screen_rows(ScreenParams p
     __syncwarp();
     for_each_reduction<KINDS, Value>([&](auto reduction) {
         using Each = decltype(reduction);
-        for (Long part = lane; part < params.parts; part += 32) {
+        for (Long part = lane + 1; part < params.parts; part += 32) {
             Each::store(params.partial, (before + part) * params.outputs + output, Each::identity());
         }
         if (lane != 0) return;
@@ -146,6 +146,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) screen_rows(ScreenParams p
         const auto take = [&](Acc x, int j) { Each::fold(local, apply<GEMM_PRE_OP>(x), j); };
         if (zero >= 0 && !fails) take(scale(Acc{}, params.alpha[0], params.alpha[1]), zero);
         for (int c = 0; c < count && !fails; ++c) take(values[warp][c], found[warp][c]);
-        Each::store(params.partial, own * params.outputs + output, Each::lift(local, first_index));
+        Each::store(params.partial, before * params.outputs + output, Each::lift(local, first_index));
     });
 }
