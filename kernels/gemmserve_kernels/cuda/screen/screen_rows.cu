@@ -7,7 +7,7 @@
 #include "../epilogue/reductions.cuh"
 #include "lines.cuh"
 
-constexpr int THREADS = 256, WARPS = THREADS / 32, MOST = GEMM_MOST;
+constexpr int THREADS = 256, WARPS = THREADS / 32, BLOCKS = 4, MOST = GEMM_MOST;
 using Value = PreOpValue<GEMM_PRE_OP, Acc>;
 constexpr unsigned KINDS = GEMM_REDUCTIONS;
 constexpr unsigned LARGEST_KINDS = 1u << MAX | 1u << ARGMAX, SMALLEST_KINDS = 1u << MIN | 1u << ARGMIN;
@@ -74,7 +74,7 @@ GEMM_DEVICE Acc element(const ScreenParams& params, Long a, Long b, int lane) {
     return scale(sum, params.alpha[0], params.alpha[1]);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) screen_rows(ScreenParams params) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) screen_rows(ScreenParams params) {
     __shared__ int found[WARPS][MOST];
     __shared__ Acc values[WARPS][MOST];
     const int warp = warp_number(), lane = static_cast<int>(threadIdx.x) % 32;
