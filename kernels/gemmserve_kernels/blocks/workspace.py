@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from gemmserve_kernels.algorithms.common.splits import SCHEMES
 from gemmserve_kernels.algorithms.cpu.gemm import BLOCK_BYTES
 from gemmserve_kernels.algorithms.ozaki.gemm import resolve as resolve_ozaki
+from gemmserve_kernels.algorithms.ozaki.gemm_reduce import panel_bytes
 from gemmserve_kernels.algorithms.ozaki.plan import WORKSPACE
 from gemmserve_kernels.algorithms.screen.gemm_reduce import screened_bytes
 from gemmserve_kernels.algorithms.screen.seconds import screen_seconds
@@ -103,6 +104,8 @@ def _reduction_bytes(problem: GemmReduceProblem, chosen: Plan, spec: DeviceSpec)
         return needed + wide * depth * (2 * problem.k + problem.m + problem.n)
     if chosen.algorithm == "screen":
         return needed + screened_bytes(problem)
+    if chosen.arithmetic == "ozaki":
+        needed += panel_bytes(problem)
     return needed + _algorithm_bytes(chosen, uniform.product, spec)
 
 

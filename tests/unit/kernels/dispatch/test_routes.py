@@ -278,6 +278,18 @@ def test_extremes_of_double_precision_are_looked_for_where_that_is_faster():
             plan(doubles(**options, config=GemmConfig(algorithm="screen")), H200)
 
 
+def test_what_residues_multiply_much_faster_is_reduced_from_memory():
+    large = {"batch": 1, "m": 4096, "n": 4096, "k": 4096}
+    for options in ({"reduce": "absmin"}, {"reduce": ["sum", "sumsq"]}, {"pre_op": "square"}):
+        found = plan(doubles(**large, **options), H200)
+        assert (found.algorithm, found.arithmetic, found.takes_prepared) == ("ozaki", "ozaki", False)
+        assert plan(doubles(**options), H200).algorithm == "dmma"
+        assert plan(doubles(**large, **options, compute="fp64"), H200).algorithm == "dmma"
+        assert plan(doubles(**large, **options, return_c=True), H200).algorithm == "dmma"
+    module = reduction_algorithm("ozaki", "ozaki")
+    assert module.__name__ == "gemmserve_kernels.algorithms.ozaki.gemm_reduce"
+
+
 def test_float16_is_read_as_it_lies_on_hopper():
     """Or copied, unless that is too much; else by the portable kernel."""
     whole, odd = (reduction(k=k, dtypes=("float16", "float16")) for k in (512, 300_001))
