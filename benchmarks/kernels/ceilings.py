@@ -36,6 +36,8 @@ def _unit(row):
         return "fp64", 0.0
     if algorithm == "gram":  # k^2 m of A^H A and k^2 n of the forms, half of each by symmetry
         return "fp64", row["k"] * (row["m"] + row["n"]) / (2 * row["m"] * row["n"])
+    if algorithm == "screen":  # the product that rules elements out
+        return "fp16", 1.0
     if arithmetic == "3xfp16":
         return "fp16", 3.0
     if arithmetic == "3xfp16-3m":

@@ -130,6 +130,8 @@ REDUCTIONS = {
     "gram n and batch": reduced("gram", batch=3, n=700, k=33, reduce=("sumsq",), axis=("n", "batch"), trans_b="C"),
     "gram real": reduced("gram", dtype="float32", m=600, k=20, reduce=("sumsq",)),
     "gram planar": reduced("gram", layout="planar", m=600, k=40, reduce=("sumsq",)),
+    "screen n": reduced("screen", dtype="complex128", batch=2, m=300, n=200, k=40, reduce=("absmax",), axis=("n",)),
+    "screen m": reduced("screen", dtype="float64", m=200, n=70, k=33, reduce=("max", "argmin"), trans_b="T"),
     "sums m": reduced(batch=2, reduce=("sum", "mean")),
     "sums n and batch": reduced(batch=2, reduce=("sum",), axis=("n", "batch"), trans_a="C"),
 }

@@ -82,5 +82,5 @@ def product_algorithm(name: str, arithmetic: str) -> ProductAlgorithm:
 @cache
 def reduction_algorithm(name: str, arithmetic: str) -> ReductionAlgorithm:
     """Return the module that does a route's reductions. Raises KeyError where there is none."""
-    package = _package(name, arithmetic, ("simt", "dmma", "sums", "gram"))
+    package = _package(name, arithmetic, ("simt", "dmma", "ozaki", "sums", "gram", "screen"))
     return cast("ReductionAlgorithm", import_module(f"gemmserve_kernels.algorithms.{package}.gemm_reduce"))

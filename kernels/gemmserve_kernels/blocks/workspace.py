@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_kernels.algorithms.common.splits import SCHEMES
 from gemmserve_kernels.algorithms.cpu.gemm import BLOCK_BYTES
 from gemmserve_kernels.algorithms.ozaki.gemm import resolve as resolve_ozaki
+from gemmserve_kernels.algorithms.ozaki.gemm_reduce import panel_bytes
 from gemmserve_kernels.algorithms.ozaki.plan import WORKSPACE
+from gemmserve_kernels.algorithms.screen.gemm_reduce import screened_bytes
+from gemmserve_kernels.algorithms.screen.seconds import screen_seconds
 from gemmserve_kernels.algorithms.splits.gemm import strip_shape, widening_module
 from gemmserve_kernels.algorithms.splits.prepass import plane_bytes
 from gemmserve_kernels.algorithms.vendor.blas import copied_bytes
@@ -99,6 +102,10 @@ def _reduction_bytes(problem: GemmReduceProblem, chosen: Plan, spec: DeviceSpec)
         wide = 16 if problem.dtype.kind == "c" else 8
         depth = problem.batch * problem.k
         return needed + wide * depth * (2 * problem.k + problem.m + problem.n)
+    if chosen.algorithm == "screen":
+        return needed + screened_bytes(problem)
+    if chosen.arithmetic == "ozaki":
+        needed += panel_bytes(problem)
     return needed + _algorithm_bytes(chosen, uniform.product, spec)
 
 
@@ -142,6 +149,8 @@ def block_seconds(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec, st
     chosen = plan(problem, spec)
     shape = (problem.batch, problem.m, problem.n, problem.k)
     written = isinstance(problem, GemmProblem) or problem.return_c
+    if isinstance(problem, GemmReduceProblem) and chosen.algorithm == "screen":
+        return screen_seconds(problem, spec, partial(estimate, spec, "wgmma", "fp16", "float16"))
     if chosen.algorithm in WITHOUT_PRODUCT:
         return (problem.a.nbytes + problem.b.nbytes) / _READ_RATE
     seconds = estimate(spec, chosen.algorithm, chosen.arithmetic, problem.dtype.name, shape, written=written)

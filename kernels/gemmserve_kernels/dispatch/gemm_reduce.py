@@ -66,7 +66,9 @@ def gemm_reduce(
     Sums and means alone are made without the product, (1^T A) B, unless config=GemmConfig(algorithm="product"). So are
     sums of squares of 32-bit products that are much larger than k, as b^H (A^H A) b with A^H A in double, on the CPU
     and on GPUs with fast double precision, where the bound of the error is below float32's rounding; on a GPU
-    `algorithm="gram"` asks for that by name.
+    `algorithm="gram"` asks for that by name. Extremes of 64-bit products (max, min, argmax, argmin of real ones,
+    absmax and argmax of magnitudes) are looked for in float16 on Hopper, where that is faster: only elements that may
+    be one are made, in double (`algorithm="screen"`).
 
     Returns the array for one name without `return_c`, a dict by name for a list; arrays of the library of `a`. `out`
     may hold arrays for some or all of the names, of any strides.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -71,12 +72,14 @@ _REDUCE_ROUTES: Final[dict[str, tuple[Route, ...]]] = {
     "auto": (
         ("sums", "plain"),
         ("gram", "plain"),
+        ("screen", "plain"),
         ("simt", "plain"),
         ("mfma", "plain"),
         ("dmma", "plain"),
         ("wgmma", "3xfp16"),
         ("wgmma", "fp16"),
         ("mma", "3xfp16"),
+        ("ozaki", "ozaki"),
     ),
     "fp32": (("sums", "plain"), ("simt", "plain"), ("mfma", "plain")),
     "fp64": (("sums", "plain"), ("simt", "plain"), ("mfma", "plain"), ("dmma", "plain")),
@@ -91,11 +94,14 @@ _REDUCE_ROUTES: Final[dict[str, tuple[Route, ...]]] = {
 """The same for gemm_reduce."""
 _PLAIN_MODES: Final = ("auto", "fp32", "fp64")
 """Modes in which a configuration without an algorithm's name is one of the portable kernels."""
-WITHOUT_PRODUCT: Final = ("sums", "gram")
-"""Algorithms that reduce a product without making it."""
+WITHOUT_PRODUCT: Final = ("sums", "gram", "screen")
+"""Algorithms that reduce a product without making it, or most of it."""
 _DOUBLE: Final = (np.dtype(np.float64), np.dtype(np.complex128))
 _COPY_RATE: Final = 3.5e12
 """Bytes a second of a strided copy on an H200."""
+_PANELS_DOUBT: Final = 1.6
+"""Factor of reductions of products in memory, for want of measurements: a batch by residues took half as long again as
+is estimated (complex128, 8 x 1024 x 1024 x 512, an H100: 0.70 ms)."""
 _LAUNCH_S: Final = 1e-5
 """Seconds of one more copy: its kernel and its allocation."""
 
@@ -119,7 +125,9 @@ class Plan:
     @property
     def takes_prepared(self) -> bool:
         """Whether its module has a use for what `prepare` makes (the payload says which arithmetics take it)."""
-        return self.algorithm != "fused" and self.arithmetic in {"3xfp16", "3xfp16-3m", "1xfp16", "ozaki"}
+        if self.algorithm == "fused" or (self.reduces and self.arithmetic == "ozaki"):
+            return False
+        return self.arithmetic in {"3xfp16", "3xfp16-3m", "1xfp16", "ozaki"}
 
     def run_gemm(self, launcher: Launcher, problem: GemmProblem, a: Any, b: Any, c: Any, out: Any) -> None:
         """Launches a plan of products that is neither the vendor's BLAS nor NumPy: see ProductAlgorithm."""
@@ -324,6 +332,14 @@ def _reduce_seconds(candidate: Plan, problem: GemmReduceProblem, spec: DeviceSpe
         from gemmserve_kernels.algorithms.gram.gemm_reduce import seconds
 
         return seconds(problem, spec)
+    if candidate.algorithm == "screen":
+        from gemmserve_kernels.algorithms.screen.seconds import screen_seconds
+
+        return screen_seconds(problem, spec, partial(estimate, spec, "wgmma", "fp16", "float16"))
+    if candidate.arithmetic == "ozaki":
+        from gemmserve_kernels.algorithms.ozaki.gemm_reduce import pass_seconds
+
+        return _PANELS_DOUBT * (_seconds(candidate, problem.product, spec) + pass_seconds(problem, spec))
     return _seconds(candidate, problem.product, spec, written=problem.return_c)
 
 

@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 class GemmConfig:
     """Overrides of what dispatch would choose; None leaves the choice to it.
 
-    `algorithm`: an `AlgorithmName` ("sums", "gram" make sums, sums of squares of a product without it, "product" is
-    whatever does not). `block_m`, `block_n`, `block_k`: the tile of the product that one block computes, and how many
-    steps of k a stage holds. `warp_m`, `warp_n`: the part of that tile that one warp computes (`mma`,
-    `mfma`). `thread_m`, `thread_n`: the part in one thread's registers (`simt`). `instruction_k`: steps of k of one
-    matrix instruction (`mma`, `gram`). `stages`: buffers of shared memory. `split_k`: parts that k is cut into.
-    `cluster`: blocks that share operands by multicast (`wgmma`, `ozaki`). `raster`: rows of tiles walked together for
-    the cache's sake. `promote`: steps of k between promotions of the tensor core's partial sums. `rounding_big`,
-    `rounding_small`: how parts become TF32, of `ROUNDINGS` (`mma`). `moduli`: residues (`ozaki`). `strips`: parts
-    that the result is cut into, across columns and then across rows too, of which one after the other has its planes
-    made and multiplied (float16 and bfloat16 planes): less memory for planes, the same bits.
+    `algorithm`: an `AlgorithmName` ("sums", "gram" make sums, sums of squares of a product without it, "screen" finds
+    extremes without most of it, "product" is whatever does not). `block_m`, `block_n`, `block_k`: the tile of the
+    product that one block computes, and how many steps of k a stage holds. `warp_m`, `warp_n`: the part of that tile
+    that one warp computes (`mma`, `mfma`). `thread_m`, `thread_n`: the part in one thread's registers (`simt`).
+    `instruction_k`: steps of k of one matrix instruction (`mma`, `gram`). `stages`: buffers of shared memory.
+    `split_k`: parts that k is cut into. `cluster`: blocks that share operands by multicast (`wgmma`, `ozaki`).
+    `raster`: rows of tiles walked together for the cache's sake. `promote`: steps of k between promotions of the tensor
+    core's partial sums. `rounding_big`, `rounding_small`: how parts become TF32, of `ROUNDINGS` (`mma`). `moduli`:
+    residues (`ozaki`). `strips`: parts that the result is cut into, across columns and then across rows too, of which
+    one after the other has its planes made and multiplied (float16 and bfloat16 planes): less memory for planes, the
+    same bits.
 
     An algorithm refuses a field that it does not have.
     """

@@ -57,10 +57,24 @@ in cuda/mma/round.cuh."""
 ROUNDINGS: Final = get_args(Rounding)
 
 AlgorithmName = Literal[
-    "numpy", "vendor", "simt", "small", "wgmma", "fused", "mma", "mfma", "dmma", "ozaki", "sums", "gram", "product"
+    "numpy",
+    "vendor",
+    "simt",
+    "small",
+    "wgmma",
+    "fused",
+    "mma",
+    "mfma",
+    "dmma",
+    "ozaki",
+    "sums",
+    "gram",
+    "screen",
+    "product",
 ]
 """numpy: the CPU. vendor: its BLAS. simt: the portable kernels. small: batched small products. wgmma: Hopper's tensor
 cores. fused: these, with operands split by the kernel that multiplies them. mma: tensor cores from sm_80 on. mfma:
 AMD's matrix units. dmma: double precision on tensor cores. ozaki: residues on INT8 tensor cores. sums, gram: reductions
-without the product. product: a reduction by whatever makes the product."""
+without the product. screen: extremes of double precision, looked for in float16. product: a reduction by whatever makes
+the product."""
 ALGORITHMS: Final = get_args(AlgorithmName)

@@ -51,6 +51,8 @@ def test_ceilings_of_reductions_without_the_product():
     found = ceilings.seconds(row("x", 1, algorithm="gram", **work), RATES)
     assert found == pytest.approx(8 * 64**2 * (65536 + 4096) / 2 / RATES["fp64"])
     assert ceilings.seconds(row("x", 1, algorithm="sums", **work), RATES) == 1 / RATES["copy"]
+    found = ceilings.seconds(row("x", 1, algorithm="screen", dtype="complex128", **work), RATES)
+    assert found == pytest.approx(work["flops"] / RATES["fp16"])
 
 
 def test_memory_is_a_ceiling_too():

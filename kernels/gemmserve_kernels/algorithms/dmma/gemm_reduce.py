@@ -60,11 +60,11 @@ def run_gemm_reduce(
     Raises ConfigInfeasible, CompileError.
     """
     tile = config if isinstance(config, DmmaTile) else resolve(config, problem, launcher.spec)
-    reduce_stored(launcher, problem, partial(_plan, launcher.spec, problem, tile), a, b, results)
+    reduce_stored(launcher, problem, partial(plan_reduction, launcher.spec, problem, tile), a, b, results)
 
 
 @dataclass(frozen=True)
-class _Plan:
+class ReducePlan:
     """The launches of one reduction (matrix_units.MatrixUnitPlan): kernel, arguments and tiles of each piece of the
     batch.
     """
@@ -81,12 +81,16 @@ class _Plan:
         *,
         partials: Partials | None = None,
         first_matrix: int = 0,
+        failing: tuple[int, int] = (0, 0),
     ) -> None:
-        """See matrix_units.MatrixUnitPlan; there are no exponents, and always partials."""
+        """See matrix_units.MatrixUnitPlan; there are no exponents, and always partials. `failing`: addresses of what
+        says which rows of tiles are made, and which rows leave partials, where the plan is `screened`.
+        """
         del exponents
         assert partials is not None
         for kernel, piece, tiles in self.pieces:
             params = DmmaReduceParams.from_buffer_copy(piece)
+            params.failing, params.failing_rows = failing
             place_all(params.gemm, bases)
             partials.place(launcher, params.reduce, first_matrix)
             for first in range(0, tiles, MAX_TILES):
@@ -95,7 +99,7 @@ class _Plan:
 
 
 @lru_cache(maxsize=1024)
-def _plan(
+def plan_reduction(
     spec: DeviceSpec,
     problem: GemmReduceProblem,
     tile: DmmaTile,
@@ -103,20 +107,25 @@ def _plan(
     b: StoredArray,
     c: StoredArray | None,
     d: StoredArray | None,
-) -> _Plan:
-    """Plan a reduction, turned so that it goes along rows. C and D: None where the product is not returned."""
+    *,
+    screened: bool = False,
+) -> ReducePlan:
+    """Plan a reduction, turned so that it goes along rows. C and D: None where the product is not returned.
+    `screened`: of some rows alone, which the device knows.
+    """
     operands = Operands.of(problem, a, b)
     views = written(problem, c, d)
     if problem.over_rows:
         operands, views = operands.transposed(), [view.transposed() for view in views]
     shape = operands.m, operands.n
     conjugates = operands.conjugate_a, operands.conjugate_b
+    extra = epilogue_defines(problem) | ({"SCREENED": "1"} if screened else {})
     pieces = []
     for first_matrix, inner, cut in launches(problem.batch_shape, [operands.a, operands.b, *views]):
-        kernel = Kernel.of(spec, problem, tile, cut, conjugates, inner, epilogue_defines(problem))
+        kernel = Kernel.of(spec, problem, tile, cut, conjugates, inner, extra)
         gemm = kernel.params(problem, cut, shape)
         params = DmmaReduceParams(gemm=gemm)
         params.reduce.first_batch, params.reduce.reduce_batch = first_matrix, problem.over_batch
         pieces.append((kernel, params, gemm.tiles_m * gemm.tiles_n * math.prod(inner)))
     parts = -(-operands.n // tile.block_n) * (tile.block_n // tile.warp_n)
-    return _Plan(tuple(pieces), problem.over_rows, parts * (problem.batch if problem.over_batch else 1))
+    return ReducePlan(tuple(pieces), problem.over_rows, parts * (problem.batch if problem.over_batch else 1))

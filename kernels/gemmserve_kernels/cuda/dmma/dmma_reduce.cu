@@ -8,7 +8,18 @@ struct DmmaReduceParams {
     GemmParams gemm;
     Long tiles;
     RowReduceParams reduce;
+    const int* failing;         // GEMM_SCREENED: [matrix of the batch][row of tiles], not 0 where tiles are made at all
+    const int* failing_rows;    // [matrix of the batch][row], not 0 where they leave partials
 };
+
+// Whether a tile is of no use: the rows of it have their extremes already.
+GEMM_DEVICE bool is_spared(const DmmaReduceParams& params, const TileCoordinate& where) {
+#if defined(GEMM_SCREENED)
+    return params.failing[(params.reduce.first_batch + where.batch) * params.gemm.tiles_m + where.tile_m] == 0;
+#else
+    return false;
+#endif
+}
 
 // What a warp's rows come to over its columns, from registers: a quad has the elements of a row.
 GEMM_DEVICE void reduce_sums(const DmmaReduceParams& params, const TileCoordinate& where, const Sums& sums) {
@@ -28,7 +39,11 @@ GEMM_DEVICE void reduce_sums(const DmmaReduceParams& params, const TileCoordinat
 #pragma unroll
     for (int r = 0; r < Pieces::ROWS; r += 2) {
         const Long row = first_row + (t % 2 == 0 ? Pieces::row(r, g) : Pieces::row(r + 1, g));
-        const RowSlot slot{first_output + row, number, first_index, row < gemm.m};
+        bool is_wanted = row < gemm.m;
+#if defined(GEMM_SCREENED)
+        if (is_wanted) is_wanted = params.failing_rows[batch * gemm.m + row] != 0;
+#endif
+        const RowSlot slot{first_output + row, number, first_index, is_wanted};
         reduce_rows<GEMM_REDUCTIONS, GEMM_PRE_OP, GEMM_ATOMIC, Config::Acc>(reduce, slot, t, [&](bool lower, auto fold) {
 #pragma unroll
             for (int piece = 0; piece < Pieces::COUNT; ++piece) {
@@ -53,7 +68,10 @@ extern "C" __global__ void __launch_bounds__(Pipeline::THREADS, GEMM_MIN_BLOCKS)
         params, shared,
         [&](auto visit) {
             for (int number = static_cast<int>(blockIdx.x); number < tiles; number += stride) {
-                visit([&] { return tile_of<Config::GROUP>(gemm.first_tile + once_more(number), gemm.tiles_m, gemm.tiles_n); });
+                const auto place = [&] {
+                    return tile_of<Config::GROUP>(gemm.first_tile + once_more(number), gemm.tiles_m, gemm.tiles_n);
+                };
+                if (!is_spared(params, place())) visit(place);
             }
         },
         [&](Pipeline& pipeline, auto place, unsigned char* memory) {

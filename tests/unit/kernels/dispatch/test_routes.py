@@ -258,6 +258,38 @@ def test_gram_matrices_that_cannot_be_had(options, spec, word):
         plan(tall(**{"config": GemmConfig(algorithm="gram")} | options), spec)
 
 
+def doubles(m=1024, n=1024, k=512, batch=8, dtype="complex128", **options) -> GemmReduceProblem:
+    a, b = Operand.contiguous((batch, m, k), dtype), Operand.contiguous((batch, k, n), dtype)
+    return GemmReduceProblem.build(a, b, **{"reduce": "absmax", "axis": "n"} | options)
+
+
+def test_extremes_of_double_precision_are_looked_for_where_that_is_faster():
+    for options in ({}, {"axis": ["m", "batch"]}, {"dtype": "float64", "reduce": "max", "m": 4096, "n": 4096}):
+        assert plan(doubles(**options), H200).algorithm == "screen"
+    small = ({"batch": 1, "m": 256, "n": 256}, {"m": 64, "n": 64, "k": 64}, {"n": 8, "m": 65536})
+    other = ({"reduce": "absmin"}, {"reduce": ["absmax", "sumsq"]}, {"return_c": True}, {"pre_op": "square"})
+    for options in (*small, *other, {"compute": "fp64"}, {"config": GemmConfig(algorithm="product")}):
+        assert plan(doubles(**options), H200).algorithm in {"dmma", "simt"}
+    assert plan(doubles(), KNOWN["A100"]).algorithm == "dmma"
+    asked = plan(doubles(batch=1, m=256, n=256, config=GemmConfig(algorithm="screen")), H200)
+    assert reduction_algorithm(asked.algorithm, asked.arithmetic).__name__.endswith("algorithms.screen.gemm_reduce")
+    for options in other:
+        with pytest.raises(ConfigInfeasible, match="screen"):
+            plan(doubles(**options, config=GemmConfig(algorithm="screen")), H200)
+
+
+def test_what_residues_multiply_much_faster_is_reduced_from_memory():
+    large = {"batch": 1, "m": 4096, "n": 4096, "k": 4096}
+    for options in ({"reduce": "absmin"}, {"reduce": ["sum", "sumsq"]}, {"pre_op": "square"}):
+        found = plan(doubles(**large, **options), H200)
+        assert (found.algorithm, found.arithmetic, found.takes_prepared) == ("ozaki", "ozaki", False)
+        assert plan(doubles(**options), H200).algorithm == "dmma"
+        assert plan(doubles(**large, **options, compute="fp64"), H200).algorithm == "dmma"
+        assert plan(doubles(**large, **options, return_c=True), H200).algorithm == "dmma"
+    module = reduction_algorithm("ozaki", "ozaki")
+    assert module.__name__ == "gemmserve_kernels.algorithms.ozaki.gemm_reduce"
+
+
 def test_float16_is_read_as_it_lies_on_hopper():
     """Or copied, unless that is too much; else by the portable kernel."""
     whole, odd = (reduction(k=k, dtypes=("float16", "float16")) for k in (512, 300_001))

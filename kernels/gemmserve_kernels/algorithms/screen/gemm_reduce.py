@@ -1,0 +1,299 @@
+"""Extremes of the rows or columns of products of float64 and complex128, of which few elements are made in double.
+
+    round    lines of both operands, scaled, to float16, and what that takes from each (`bound`)
+    product  of float16 on tensor cores (`wgmma.direct`), ten times as fast as double precision there
+    rows     which elements of a row may be its extreme; those in double precision
+    dmma     the full product of rows of tiles in which a row has too many such (`bound.MOST`), or what is not finite
+
+The device decides, without a look from the host. Results are elements in double precision, as plain arithmetic has
+them, and the extremes of all elements: nothing is taken from the product in float16 but what it rules out.
+
+Workspace: at most `WORKSPACE` bytes of rounded lines and products, or what one matrix's columns and a block of rows
+take; larger problems go panel by panel, and results do not depend on panels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from gemmserve_kernels.algorithms.common.operands import TYPES, Operands, flag
+from gemmserve_kernels.algorithms.common.partials import Partials, combine, epilogue_defines, outputs_of
+from gemmserve_kernels.algorithms.dmma import gemm_reduce as dmma
+from gemmserve_kernels.algorithms.screen.bound import MAX_K, MOST, accumulated, exponent, promotion
+from gemmserve_kernels.algorithms.wgmma.direct import gemm as direct
+from gemmserve_kernels.device.compiler import KernelSource
+from gemmserve_kernels.device.struct_params import MatrixView, StoredArray, launches, place
+from gemmserve_kernels.device.structures import device_struct
+from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.operand import Operand
+from gemmserve_kernels.problem.problem import GemmProblem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gemmserve_kernels.algorithms.dmma.tile import DmmaTile
+    from gemmserve_kernels.device.launch import Launcher
+    from gemmserve_kernels.device.spec import DeviceSpec
+    from gemmserve_kernels.problem.problem import GemmReduceProblem
+
+WORKSPACE: Final = 1 << 30
+_HALF: Final = np.dtype(np.float16)
+_STEP: Final = 8
+"""Numbers that lines and rows of the product are padded to: what the copy engine asks for."""
+_ROWS: Final = 256
+"""Rows of a panel are a multiple of this, where it has not all."""
+_WARPS: Final = 8
+"""Warps of a block of screen_rows, and of screen_round where lines run along k; each has a line."""
+_LANES: Final = 32
+_THREADS: Final = 256
+_LEAST_EXTENT: Final = 4 * MOST
+"""Elements of a row from which on there is something to be ruled out."""
+_FACTORS: Final = (2.0**-100, 2.0**100)
+"""Magnitudes of alpha that keep what lines allow from overflow."""
+_INFO: Final = 2
+"""Words of 8 bytes of a LineInfo."""
+
+
+@device_struct("screen/params.cuh")
+class RoundParams(ctypes.Structure):
+    """Arguments of screen_round."""
+
+
+@device_struct("screen/params.cuh")
+class ScreenParams(ctypes.Structure):
+    """Arguments of screen_rows."""
+
+
+def supports(problem: GemmReduceProblem, spec: DeviceSpec) -> str | None:
+    """Return why this cannot run `problem` on `spec`, or None."""
+    if not spec.has_wgmma:
+        return f"extremes are looked for on a Hopper GPU (sm_90a), and {spec.name} is none"
+    if reason := dmma.supports(problem, spec):
+        return reason
+    if problem.return_c:
+        return "the product is not made"
+    if problem.pre_op == "square":
+        return "extremes of squares are not looked for"
+    sizes = problem.dtype.kind == "c" or problem.pre_op == "abs"
+    known = {"max", "argmax", "absmax"} | (set() if sizes else {"min", "argmin"})
+    if others := set(problem.reductions) - known:
+        return f"what is close to nothing, and sums, are not looked for: {', '.join(sorted(others))}"
+    if not _FACTORS[0] <= max(abs(problem.alpha.real), abs(problem.alpha.imag)) <= _FACTORS[1]:
+        return "alpha is 0, not finite, or beyond 2^100"
+    if problem.batch * problem.m * problem.n == 0 or not 0 < _numbers(problem) <= MAX_K:
+        return f"k is from 1 to {MAX_K}, half of that for complex numbers"
+    extent = problem.m if problem.over_rows else problem.n
+    if extent < _LEAST_EXTENT:
+        return f"fewer than {_LEAST_EXTENT} elements for each result"
+    sizes_of = Sizes.of(problem)
+    if sizes_of.columns + min(_ROWS, sizes_of.rows) * sizes_of.row > WORKSPACE or extent > 1 << 30:
+        return "one matrix's columns take too much memory"
+    return direct.supports(_product(problem, min(sizes_of.rows, _ROWS), (1, 1)), spec)
+
+
+def resolve(config: GemmConfig | None, problem: GemmReduceProblem, spec: DeviceSpec) -> DmmaTile:
+    """The tile of the full product. Raises ConfigInfeasible."""
+    config = config or GemmConfig()
+    config.only("screen", ())
+    return dmma.resolve(None, problem, spec)
+
+
+def screened_bytes(problem: GemmReduceProblem) -> int:
+    """Return bytes of rounded lines and products at once, at most."""
+    sizes = Sizes.of(problem)
+    return min(WORKSPACE, problem.batch * (sizes.columns + sizes.rows * sizes.row))
+
+
+def _numbers(problem: GemmReduceProblem) -> int:
+    """Numbers of a line."""
+    return problem.k * (2 if problem.dtype.kind == "c" else 1)
+
+
+def _up(extent: int, step: int) -> int:
+    return -(-extent // step) * step
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes: of a row's line and its part of the product, of a matrix's columns. `parts`: numbers of an element."""
+
+    rows: int
+    extent: int
+    parts: int
+    pitch: int
+    row: int
+    columns: int
+
+    @classmethod
+    def of(cls, problem: GemmReduceProblem) -> Sizes:
+        rows, extent = (problem.n, problem.m) if problem.over_rows else (problem.m, problem.n)
+        parts, pitch = 2 if problem.dtype.kind == "c" else 1, _up(_numbers(problem), _STEP)
+        padded = _up(extent, _STEP)
+        return cls(rows, extent, parts, pitch, 2 * parts * (pitch + padded), 2 * padded * pitch)
+
+    @property
+    def padded(self) -> int:
+        """Numbers of a row of the product."""
+        return _up(self.extent, _STEP)
+
+    def panels(self, matrices: int) -> Iterator[tuple[int, int, int, int]]:
+        """First matrix, matrices, first row and rows of each panel."""
+        rows = self.rows
+        if self.columns + rows * self.row > WORKSPACE:
+            rows = min(rows, max(_ROWS, (WORKSPACE - self.columns) // self.row // _ROWS * _ROWS))
+        count = 1 if rows < self.rows else max(1, min(matrices, WORKSPACE // (self.columns + rows * self.row)))
+        for first in range(0, matrices, count):
+            for row in range(0, self.rows, rows):
+                yield first, min(count, matrices - first), row, min(rows, self.rows - row)
+
+
+@lru_cache(maxsize=1024)
+def _product(problem: GemmReduceProblem, rows: int, matrices: tuple[int, int]) -> GemmProblem:
+    """The product in float16 of a panel, of so many matrices of A and of B: 1 where all are the same."""
+    sizes = Sizes.of(problem)
+    a = Operand.contiguous((matrices[0], sizes.parts * rows, sizes.pitch), _HALF)
+    b = Operand.contiguous((matrices[1], sizes.padded, sizes.pitch), _HALF)
+    return GemmProblem.build(a, b, trans_b="T")
+
+
+def run_gemm_reduce(
+    launcher: Launcher,
+    problem: GemmReduceProblem,
+    config: GemmConfig | DmmaTile | None,
+    a: Any,
+    b: Any,
+    results: dict[str, Any],
+) -> None:
+    """Writes extremes of alpha op(a) op(b) over its rows or columns into `results`. Raises ConfigInfeasible,
+    CompileError.
+    """
+    tile = resolve(config, problem, launcher.spec) if config is None or isinstance(config, GemmConfig) else config
+    (stored_a, base_a), (stored_b, base_b) = (StoredArray.of(launcher, x) for x in (a, b))
+    full = dmma.plan_reduction(launcher.spec, problem, tile, stored_a, stored_b, None, None, screened=True)
+    operands, bases = Operands.of(problem, stored_a, stored_b), [base_a, base_b]
+    if problem.over_rows:
+        operands, bases = operands.transposed(), bases[::-1]
+    blocks = -(-operands.m // tile.block_m)
+    parts = full.length // (problem.batch if problem.over_batch else 1)
+    partials = Partials.allocate(launcher, problem, full.length)
+    marks = launcher.zeros((problem.batch * (blocks + operands.m),), np.dtype(np.int32))
+    failing = launcher.pointer(marks), launcher.pointer(marks) + 4 * problem.batch * blocks
+    rows = _Rows(launcher, problem, operands, partials, failing, tile.block_m, blocks, parts)
+    for first, batch_shape, views in launches(problem.batch_shape, [operands.a, operands.b]):
+        rows.run(first, batch_shape, (views[0], views[1].transposed()), bases)
+    full.launch(launcher, [*bases, 0, 0], partials=partials, failing=failing)
+    combine(launcher, problem, partials, results)
+
+
+@dataclass(frozen=True)
+class _Rounded:
+    """Lines of an operand after screen_round; `matrices`: 1 where all have the same."""
+
+    data: Any
+    info: Any
+    matrices: int
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Arguments of screen_rows, and all that leads to them, of a reduction turned so that it goes along rows."""
+
+    launcher: Launcher
+    problem: GemmReduceProblem
+    operands: Operands
+    partials: Partials
+    failing: tuple[int, int]
+    block: int
+    blocks: int
+    parts: int
+
+    def run(
+        self, first_batch: int, batch_shape: tuple[int, ...], views: tuple[MatrixView, MatrixView], bases: list[int]
+    ) -> None:
+        """Everything but the full product, of a piece of the batch. `views`: rows by k, columns by k."""
+        sizes, launcher = Sizes.of(self.problem), self.launcher
+        columns: tuple[int, _Rounded] | None = None
+        for first, matrices, row, rows in sizes.panels(math.prod(batch_shape)):
+            if columns is None or columns[0] != first:
+                columns = None  # its memory may serve again
+                right = self._round(views, 1, bases, batch_shape, first, matrices, 0, sizes.extent)
+                columns = first, right
+            left = self._round(views, 0, bases, batch_shape, first, matrices, row, rows)
+            product = _product(self.problem, rows, (left.matrices, columns[1].matrices))
+            out = launcher.empty(product.result_shape, _HALF)
+            config = GemmConfig(promote=promotion(sizes.pitch))
+            direct.run_gemm(launcher, product, config, left.data, columns[1].data, None, out)
+            self._find(first_batch, batch_shape, views, bases, (first, matrices, row, rows), left, columns[1], out)
+
+    def _round(
+        self, views: tuple[MatrixView, MatrixView], side: int, bases: list[int], batch_shape: tuple[int, ...],
+        first: int, matrices: int, line: int, lines: int,
+    ) -> _Rounded:  # fmt: skip
+        sizes, launcher, view = Sizes.of(self.problem), self.launcher, views[side]
+        if not any(view.batch_strides):
+            first, matrices = 0, 1
+        rows = sizes.parts if side == 0 else 1
+        stored = lines if side == 0 else sizes.padded
+        data = launcher.empty((matrices, rows * stored, sizes.pitch), _HALF)
+        info = launcher.empty((matrices * lines * _INFO,), np.dtype(np.float64))
+        along_k = view.rows == 1 or (view.columns > 1 and abs(view.column_stride) <= abs(view.row_stride))
+        params = RoundParams(
+            x=view.params(), first=first, first_line=line, lines=lines, stored=stored, k=self.problem.k,
+            pitch=sizes.pitch, rounded=launcher.pointer(data), info=launcher.pointer(info),
+            exponent=exponent(_numbers(self.problem)),
+            conjugate=(self.operands.conjugate_a, self.operands.conjugate_b)[side],
+        )  # fmt: skip
+        place([params.x], [bases[side]])
+        params.batch_shape[:] = batch_shape
+        defines = self._defines(view) | {"ALONG_K": flag(along_k), "LEFT": flag(side == 0)}
+        blocks = matrices * -(-lines // (_WARPS if along_k else _LANES))
+        self._launch("screen_round", defines, blocks, params)
+        return _Rounded(data, info, matrices)
+
+    def _find(
+        self, first_batch: int, batch_shape: tuple[int, ...], views: tuple[MatrixView, MatrixView], bases: list[int],
+        panel: tuple[int, int, int, int], left: _Rounded, right: _Rounded, products: Any,
+    ) -> None:  # fmt: skip
+        sizes, launcher, problem = Sizes.of(self.problem), self.launcher, self.problem
+        first, matrices, row, rows = panel
+        params = ScreenParams(
+            a=views[0].params(), b=views[1].params(), first=first, first_row=row, rows=rows, m=sizes.rows,
+            n=sizes.extent, k=problem.k, products=launcher.pointer(products), pitch=sizes.padded,
+            products_step=0 if max(left.matrices, right.matrices) < matrices else rows,
+            of_rows=launcher.pointer(left.info), of_columns=launcher.pointer(right.info),
+            rows_step=0 if left.matrices < matrices else rows,
+            columns_step=0 if right.matrices < matrices else sizes.extent,
+            failing=self.failing[0], failing_rows=self.failing[1], block=self.block, blocks=self.blocks,
+            parts=self.parts, partial=self.partials.params(launcher),
+            outputs=outputs_of(problem), first_batch=first_batch,
+            accumulated=accumulated(sizes.pitch, complex_=sizes.parts == 2), reduce_batch=problem.over_batch,
+            conjugate_a=self.operands.conjugate_a, conjugate_b=self.operands.conjugate_b,
+        )  # fmt: skip
+        place([params.a, params.b], bases)
+        params.batch_shape[:] = batch_shape
+        params.alpha[:] = problem.alpha.real, problem.alpha.imag
+        epilogue = epilogue_defines(problem)
+        defines = self._defines(views[0]) | {
+            "REDUCTIONS": epilogue["REDUCTIONS"],
+            "PRE_OP": epilogue["PRE_OP"],
+            "MOST": str(MOST),
+        }
+        self._launch("screen_rows", defines, matrices * -(-rows // _WARPS), params)
+
+    def _defines(self, view: MatrixView) -> dict[str, str]:
+        complex_ = self.problem.dtype.kind == "c"
+        return {
+            "TYPE_X": TYPES[view.dtype.name],
+            "TYPE_ACC": TYPES["complex128" if complex_ else "float64"],
+            "PLANAR": flag(self.problem.planar),
+        }
+
+    def _launch(self, name: str, defines: dict[str, str], blocks: int, params: ctypes.Structure) -> None:
+        source = KernelSource(name, tuple(defines.items()))
+        self.launcher.launch(source, name, grid=blocks, block=_THREADS, shared=0, params=params)
