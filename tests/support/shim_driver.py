@@ -601,6 +601,34 @@ def check_sums_of_squares_by_gram_matrices():
     agree(out[:40], (np.abs(a.astype("c16") @ b) ** 2).sum(-1))
 
 
+def frames_of(function):
+    """Calls of the package's functions that one call makes once it is known."""
+    counted = []
+
+    def count(frame, event, _):
+        if event == "call" and "gemmserve_kernels" in frame.f_code.co_filename:
+            counted.append(frame.f_code.co_name)
+
+    for _ in range(5):
+        function()
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return counted
+
+
+def check_calls_that_come_again_take_few_calls_of_functions():
+    """What they cost the host, as far as it can be counted; one with its result in the caller's array takes more."""
+    a, b = (put(x) for x in pair())
+    config = GemmConfig(algorithm="simt")
+    product = frames_of(lambda: gemm(a, b, config=config))
+    assert len(product) <= 6, product
+    reduced = frames_of(lambda: gemm_reduce(a, b, reduce="absmax", compute="fp32"))
+    assert len(reduced) <= 11, reduced
+
+
 def check_reductions_of_nothing():
     a, b = put(np.zeros((0, 3), "c8")), put(np.zeros((3, 4), "c8"))
     assert gemm_reduce(a, b, reduce="sumsq").get().tolist() == [0, 0, 0, 0]

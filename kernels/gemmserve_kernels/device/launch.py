@@ -221,6 +221,9 @@ class _Replay:
     _MAX_GRAPHS: Final = 4
 
     def __init__(self, program: Program, arch: str, device: int) -> None:
+        import cupy
+
+        self._cuda = cupy.cuda  # looked up once: calls that come again are short
         self._elements = program.elements
         self._workspace = program.workspace
         self._device = device
@@ -256,13 +259,11 @@ class _Replay:
 
     def run(self, addresses: tuple[int, ...]) -> None:
         """See Ready."""
-        import cupy
-
         # Given back when this returns: what uses it is ahead, on this stream, of whatever gets it next.
-        memory = cupy.cuda.alloc(self._workspace) if self._workspace else None
+        memory = self._cuda.alloc(self._workspace) if self._workspace else None
         workspace = 0 if memory is None else memory.ptr
         counters = counters_of(self._device).add(self._elements) if self._elements else 0
-        stream = cupy.cuda.get_current_stream().ptr
+        stream = self._cuda.get_current_stream().ptr
         with self._lock:
             now = (*addresses, workspace, counters)
             if now != self._now:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -11,9 +12,9 @@ from gemmserve_kernels.algorithms.cpu import gemm_reduce as cpu_reduce
 from gemmserve_kernels.device.caching import cached
 from gemmserve_kernels.device.spec import DeviceSpec, cupy_errors, device_error
 from gemmserve_kernels.dispatch.interchange import interchanged
-from gemmserve_kernels.dispatch.known_calls import KnownCalls, place_key
+from gemmserve_kernels.dispatch.known_calls import PHASE, KnownCalls
 from gemmserve_kernels.dispatch.planned_call import operand_key, operand_outline, whole_elements
-from gemmserve_kernels.dispatch.planned_reduce import ReduceCall, build_problem, plan_reduce_call
+from gemmserve_kernels.dispatch.planned_reduce import build_problem, plan_reduce_call
 from gemmserve_kernels.dispatch.routes import plan_gemm_reduce
 from gemmserve_kernels.problem.arrays import (
     ArrayKey,
@@ -28,7 +29,7 @@ from gemmserve_kernels.problem.arrays import (
 from gemmserve_kernels.problem.errors import ParameterInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gemmserve_kernels.problem.config import GemmConfig
     from gemmserve_kernels.problem.problem import GemmReduceProblem
@@ -80,7 +81,7 @@ def gemm_reduce(
     axes = axis if isinstance(axis, str) else tuple(axis)
     options = (names, axes, pre_op, alpha, trans_a, trans_b, layout, compute, config, return_c, reproducible, partial)
     if not out and is_plain_cupy(a, b):
-        results = _on_gpu(a, b, {}, options, plain=True)
+        results = _again(a, b, options) or _on_gpu(a, b, {}, options, plain=True)
         return results[reduce] if isinstance(reduce, str) and not return_c else results
     given = dict(out or {})
     arrays = {"a": source_of(a), "b": source_of(b)} | {f"out[{name!r}]": array for name, array in given.items()}
@@ -138,8 +139,39 @@ def _on_gpu(a: Any, b: Any, given: dict[str, Any], options: tuple[Any, ...], *, 
         raise device_error(error) from error
 
 
-_known: Final[KnownCalls[ReduceCall]] = KnownCalls()
-"""Calls of operands with whole elements, whose results are fresh and as kernels write them."""
+@dataclass(frozen=True)
+class _Fresh:
+    """A call of operands with whole elements, whose results are fresh and as kernels write them: name, shape and dtype
+    of each. `array`, `current`: CuPy's, to make one and to ask which device is current.
+    """
+
+    enqueue: Callable[[tuple[int, ...]], None]
+    written: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]
+    array: Callable[..., Any]
+    current: Callable[[], int]
+
+
+_fresh: Final[KnownCalls[_Fresh]] = KnownCalls()
+
+
+def _again(a: Any, b: Any, options: tuple[Any, ...]) -> dict[str, Any] | None:
+    """Return the results of a call that is known, of CuPy's arrays on the current device; None of any other."""
+    memory = a.data
+    ordinal, at_a, at_b = memory.device_id, memory.ptr, b.data.ptr
+    known = _fresh.find(
+        (ordinal, at_a & PHASE, a.shape, a.strides, a.dtype, at_b & PHASE, b.shape, b.strides, b.dtype, options)
+    )
+    if known is None or known.current() != ordinal:
+        return None
+    try:
+        results, addresses = {}, [at_a, at_b]
+        for name, shape, dtype in known.written:
+            array = results[name] = known.array(shape, dtype)
+            addresses.append(array.data.ptr)
+        known.enqueue(tuple(addresses))
+    except cupy_errors() as error:
+        raise device_error(error) from error
+    return results
 
 
 def _on_device(
@@ -148,24 +180,17 @@ def _on_device(
     """The same on the current device, which is the one of that number."""
     import cupy
 
-    key = None
-    if plain:
-        key = (ordinal, place_key(a), place_key(b), options)
-        known = _known.find(key)
-        if known is not None:
-            fresh = {name: cupy.ndarray(shape, dtype) for name, (shape, dtype) in known.written.items()}
-            if (enqueue := known.enqueue) is not None:
-                enqueue((a.data.ptr, b.data.ptr, *[array.data.ptr for array in fresh.values()]))
-            else:
-                known.run(a, b, fresh)
-            return fresh
     whole_a, whole_b = whole_elements(a), whole_elements(b)
     source_a, source_b = source_of(whole_a), source_of(whole_b)
     outlines = operand_outline(a), operand_outline(b)
     keys = operand_key(source_a), operand_key(source_b)
     call = cached(plan_reduce_call, ordinal, keys, outlines, options)
-    if key is not None and whole_a is a and whole_b is b and call.is_written_as_returned:
-        _known.keep(key, call)
+    if plain and whole_a is a and whole_b is b and call.is_written_as_returned and call.enqueue is not None:
+        of_a, of_b = ((x.data.ptr & PHASE, x.shape, x.strides, x.dtype) for x in (a, b))
+        written = tuple((name, *result) for name, result in call.written.items())
+        _fresh.keep(
+            (ordinal, *of_a, *of_b, options), _Fresh(call.enqueue, written, cupy.ndarray, cupy.cuda.runtime.getDevice)
+        )
     _check_out(call.problem, given)
     targets: dict[str, Any] = {}
     for name, (shape, dtype) in call.written.items():

@@ -16,7 +16,7 @@ def library(array: Any) -> str:
     `__cuda_array_interface__`, or "numpy" for everything else that NumPy makes an array of.
     """
     kind: Any = type(array)
-    return _library_of(kind)
+    return library_of(kind)
 
 
 def is_foreign(array: Any) -> bool:
@@ -25,7 +25,8 @@ def is_foreign(array: Any) -> bool:
 
 
 @lru_cache(1024)
-def _library_of(kind: type[object]) -> str:
+def library_of(kind: type[object]) -> str:
+    """The same of arrays of a type."""
     if kind.__module__.partition(".")[0] == "cupy":
         return "cupy"
     if issubclass(kind, np.ndarray | np.generic):
