@@ -18,8 +18,8 @@ _CANDIDATES: Final = 1.5
 _SECTOR: Final = 32
 """Bytes that an element of a column takes where columns do not lie together."""
 _LINES_RATE: Final = 1.3e12
-"""Bytes a second of operands read and rounded lines written. These four are a fit to twelve products on an H100, of both
-dtypes and k from 256 to 4096, which it meets within 17 % (23 % where a product takes 60 us)."""
+"""Bytes a second of operands read and rounded lines written. These four are a fit to twelve products on an H100, of
+both dtypes and k from 256 to 4096, which it meets within 17 % (23 % where a product takes 60 us)."""
 _SCORES_RATE: Final = 1.2e12
 """Bytes a second of the float16 product, which is looked through."""
 _MADE_RATE: Final = 6.5e12
