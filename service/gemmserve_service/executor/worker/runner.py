@@ -336,6 +336,8 @@ class Runner:
         began = time.perf_counter()
         product(*row)
         timings = Timings(kernel_s=time.perf_counter() - began)
+        if stored:
+            self._checkpoint()
         return Done(
             task=message.task, algorithm=part.algorithm, timings=timings, memory_used=self.backend.memory_used()
         )

@@ -198,6 +198,10 @@ class CpuBackend:
         return run(HostValues(self, checkpoint))
 
 
+_IN_ORDER: Final = (("a", "b"), ("a", "b", "c"))
+"""Names of operands as the kernels take them one by one; a request may name them in another order."""
+
+
 def _array(operand: HostArray, pins: list[Pin], checkpoint: Callable[[], None]) -> np.ndarray[Any, Any]:
     """Return an operand where it is, or a panel in its slot, whose pin is added to `pins`."""
     if operand.panel is None:
@@ -233,7 +237,7 @@ def _repeated(
 
     NumPy may warn there of what overflows.
     """
-    if isinstance(params, GemmParams) and aligned:
+    if isinstance(params, GemmParams) and aligned and tuple(first) in _IN_ORDER:
         problem = build(params, {name: Operand.of(array) for name, array in first.items()})
         assert isinstance(problem, GemmProblem)
         multiply = one_call(problem, first["a"], first["b"], outs["d"])

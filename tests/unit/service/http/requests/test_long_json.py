@@ -20,6 +20,7 @@ from gemmserve_service.http.requests.batch_items import StoredItems
 from gemmserve_service.http.requests.long_json import MAX_VALUE, read_object
 from gemmserve_service.http.requests.strict_json import MAX_DEPTH, MAX_MEMBERS, parse_object
 from gemmserve_service.http.routes.jobs import _read
+from gemmserve_service.jobs.forms.known_forms import KnownForms
 from gemmserve_service.runtime.yielding import Turns
 
 
@@ -212,7 +213,8 @@ def test_no_turn_is_long(name, settings):
     """By the processor's time of this thread, which others on the machine do not take; `make attacks` is exact."""
     path, _, make = BODIES[name]
     body = bytearray(make().encode())
-    reading = StoredItems.read(body, settings) if path == "/v1/batch" else _read(body, settings.max_program_steps)
+    most = settings.max_program_steps
+    reading = StoredItems.read(body, settings) if path == "/v1/batch" else _read(KnownForms(), body, most)
     longest = 0.0
     try:
         while True:
