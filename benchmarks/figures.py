@@ -135,6 +135,29 @@ def compared():
     return re.sub(r"e-0(\d)", r"e-\1", "\n\n" + "\n".join(lines) + "\n\n")
 
 
+DOUBLE_SHOWN = {
+    "gemmserve": "`auto`",
+    "ozaki 17": "`ozaki`, 17 moduli",
+    "newest cuBLAS": "cuBLAS 13.10, native",
+    "newest cuBLAS 47 bits": "cuBLAS 13.10, 47 bits",
+    "newest cuBLAS 55 bits": "cuBLAS 13.10, 55 bits",
+    "newest cuBLAS dynamic": "cuBLAS 13.10, dynamic bits",
+}
+"""Contenders of the table by their names in the report."""
+
+
+def double_beside_emulation():
+    """Return the table of products in double precision beside a newer cuBLAS that emulates them."""
+    rows = report("second-wave-nvidia-h100")["rows"]
+    lines = ["| | ms | error | worst element, u |", "|---|---|---|---|"]
+    for dtype, n in (("complex128", 8192), ("complex128", 4096), ("complex128", 2048), ("float64", 8192)):
+        for row in rows:
+            if (row["dtype"], row["case"], row["label"]) == (dtype, cube(n), "") and row["who"] in DOUBLE_SHOWN:
+                cells = (digits(row["seconds"] * 1e3, 3), f"{row['rel_fro']:.1e}", digits(row["element"], 2))
+                lines.append(f"| {dtype} {n}³, {DOUBLE_SHOWN[row['who']]} | {' | '.join(cells)} |")
+    return "\n\n" + "\n".join(lines) + "\n\n"
+
+
 def auto_beside_the_best():
     """Return how far `auto` is from the fastest of all, at worst, in percent."""
     return f"{100 * (1 - report('kernels-nvidia-h200')['summary']['auto_over_best']):.1f} %"
@@ -375,6 +398,7 @@ FIGURES = {
     "cluster.chaos": cluster_cuts,
     "compression": compression,
     "kernels": compared,
+    "kernels.double": double_beside_emulation,
     "kernels.auto-beside-best": auto_beside_the_best,
     "kernels.headline": lambda: milliseconds(kernel("gemmserve", "headline", HEADLINE)["seconds"], 2),
     "kernels.1024": lambda: milliseconds(kernel("gemmserve", "square", cube(1024))["seconds"], 3),
