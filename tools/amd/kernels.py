@@ -19,6 +19,7 @@ from gemmserve_kernels.algorithms.small import gemm as small
 from gemmserve_kernels.algorithms.splits import gemm as planes
 from gemmserve_kernels.algorithms.splits import gemm_reduce as planes_reduce
 from gemmserve_kernels.algorithms.sums import gemm_reduce as sums
+from gemmserve_kernels.device.element_counts import READ_COUNTERS
 from gemmserve_kernels.device.replay import LaunchRecorder, RecordedLaunch
 from gemmserve_kernels.device.spec import KNOWN, DeviceSpec
 from gemmserve_kernels.freivalds import device as freivalds
@@ -63,7 +64,8 @@ def cases(arch: str) -> list[Case]:
     """All of an architecture, without repetition."""
     spec = SPECS[arch]
     found: dict[tuple[KernelSource, str], Case] = {}
-    for case in (*_portable(spec), *_matrix(spec)):
+    reading = Case(READ_COUNTERS.name, READ_COUNTERS, READ_COUNTERS.name)
+    for case in (reading, *_portable(spec), *_matrix(spec)):
         found.setdefault((case.source, case.entry), case)
     labels = [case.label for case in found.values()]
     if len(set(labels)) != len(labels):
