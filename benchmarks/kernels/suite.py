@@ -173,7 +173,7 @@ def reductions(quick=False):
 
 
 def reductions_in_double():
-    """Of matrices too small for the vendor to be much slower at."""
+    """Reductions in double precision, of matrices at which the vendor is not much slower."""
     return tuple(
         Case(op="gemm_reduce", batch=8, m=1024, n=1024, k=512, dtype=dtype, reduce=(reduce,))
         for dtype, reduce in DOUBLE

@@ -1,6 +1,6 @@
 // The same as fused_gemm.cu by tiles of 128 x 64: op(A) never has planes in shared memory.
 //
-// Of a block's warps eight are consumers, of sixteen rows each: a warp splits a chunk of its own rows in registers and
+// Eight of a block's warps are consumers, of sixteen rows each: a warp splits a chunk of its own rows in registers and
 // multiplies them from there. The columns' planes are made in shared memory by four producers, once for all rows. So a
 // matrix of many rows is read and split once for every 64 columns, and two warpgroups that know nothing of each other keep
 // the tensor cores at work: one splits while the other one multiplies. A warp judges its sixteen rows alone.

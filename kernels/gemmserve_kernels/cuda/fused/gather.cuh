@@ -37,7 +37,7 @@ struct Worst {
         words[2] = lossy > words[2] ? lossy : words[2];
         words[3] |= (re ? 1 : 0) | (im ? 2 : 0);
     }
-    // Of the vectors of all lanes of a warp.
+    // Deficits of the vectors of all lanes of a warp.
     GEMM_DEVICE Deficits over_warp() {
         const int has_re = largest(words[3] & 1), has_im = largest(words[3] & 2);
 #pragma unroll
