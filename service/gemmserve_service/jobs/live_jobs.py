@@ -16,7 +16,7 @@ from gemmserve_service.runtime.tracing.spans import link_job
 from gemmserve_service.schemas import JobInfo
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from gemmserve_service.jobs.job_queue import JobQueue
     from gemmserve_service.jobs.observers import Observer
@@ -177,18 +177,18 @@ class LiveJobs:
                 self.queue.begin()
         return live
 
-    async def wait_all(self, job_ids: Iterable[str], timeout_s: float) -> Sequence[JobInfo]:
+    async def wait_all(self, lives: Sequence[LiveJob], timeout_s: float) -> Sequence[JobInfo]:
         """The jobs once all of them are final, or as they are after `timeout_s`. Raises NotFound.
 
         The last one is waited for first: by its end those before it have ended, too, as a rule, and their ends go on
         record many at a time.
         """
         until = time.monotonic() + timeout_s
-        ids = list(job_ids)
-        for job_id in reversed(ids):
-            if job_id in self._live:
-                await self.wait(job_id, max(until - time.monotonic(), 0.0))
-        return [await self.get(job_id) for job_id in ids]
+        infos = []
+        for live in reversed(lives):
+            over = live.info.state.final
+            infos.append(live.info if over else await self.wait(live.first.id, max(until - time.monotonic(), 0.0)))
+        return infos[::-1]
 
     async def events(self, job_id: str, *, owner: str = "") -> AsyncIterator[JobInfo]:
         """The job now and after each change; ends after a final state, or when the server drains. Raises NotFound."""

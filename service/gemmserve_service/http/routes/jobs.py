@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Query, Request
@@ -201,9 +200,7 @@ async def answer(core: Core, body: bytes | bytearray, key: str | None, preferenc
     if not created:
         headers["Idempotent-Replayed"] = "true"
     if wait_s > 0:
-        until = time.monotonic() + wait_s
-        # The last one first: its end is in a hurry, and takes the others' with it (`Jobs`).
-        infos = [await _final(core, live, max(until - time.monotonic(), 0.0)) for live in reversed(lives)][::-1]
+        infos = await core.jobs.wait_all(lives, wait_s)
     elif preference.wait_s is None:
         if several:
             return _several(await _briefly(lives), 202, headers)
@@ -215,11 +212,6 @@ async def answer(core: Core, body: bytes | bytearray, key: str | None, preferenc
         return _several([_brief(info) for info in infos], status, headers)
     (info,) = infos
     return _render_job(info, status, {"Location": f"/v1/jobs/{info.id}", **headers})
-
-
-async def _final(core: Core, live: LiveJob, wait_s: float) -> JobInfo:
-    """The job once it is final, or as it is after that time."""
-    return live.info if live.info.state.final else await core.jobs.wait(live.first.id, wait_s)
 
 
 def accept_now(core: Core, text: str, key: str | None, owner: str) -> tuple[Asked, LiveJob, asyncio.Future[Any]] | None:

@@ -76,7 +76,7 @@ async def test_all_are_on_record_and_run(core, fake, gemm, a):
     assert [info.request["alpha"] for info in infos] == [1, 2, 3, 4, 5]
     while fake.running():
         fake.done()
-    done = await core.jobs.wait_all([info.id for info in infos], 60)
+    done = [await core.jobs.wait(info.id, 60) for info in infos]
     assert [info.id for info in done] == [info.id for info in infos]
     assert {info.state for info in done} == {JobState.SUCCEEDED}
     assert len({info.result["d"] for info in done}) == 5
@@ -203,7 +203,7 @@ async def test_unfinished_ones_run_after_a_restart(make_core, make_settings, fak
     core = await make_core(make_settings(), fake)
     while fake.running():
         fake.done()
-    done = await core.jobs.wait_all([info.id for info in infos], 60)
+    done = [await core.jobs.wait(info.id, 60) for info in infos]
     assert {info.state for info in done} == {JobState.SUCCEEDED}
 
 
@@ -217,12 +217,14 @@ async def test_who_waits_for_all_waits_for_the_last_and_the_other_ends_are_recor
         end(*args, within_s=within_s)
 
     monkeypatch.setattr(core.jobs.queue, "end", note)
-    infos, _ = await core.jobs.submit_many([gemm(a, a)] * 4, waits=True)
-    waits = asyncio.ensure_future(core.jobs.wait_all([info.id for info in infos], 60))
+    lives, _ = await core.jobs.accept([gemm(a, a)] * 4, None, "", waits=True, several=True)
+    waits = asyncio.ensure_future(core.jobs.wait_all(lives, 60))
     await asyncio.sleep(0)
     while fake.running():
         fake.done()
-    assert {info.state for info in await waits} == {JobState.SUCCEEDED}
+    done = await waits
+    assert [info.id for info in done] == [live.first.id for live in lives]
+    assert {info.state for info in done} == {JobState.SUCCEEDED}
     assert within == [True, True, True, False]
 
 
@@ -334,7 +336,7 @@ async def test_mixed_kinds_and_forms(core, fake, gemm, put, a):
     ]
     while fake.running():
         fake.done()
-    done = await core.jobs.wait_all([info.id for info in infos], 60)
+    done = [await core.jobs.wait(info.id, 60) for info in infos]
     found = [await core.store.info(info.result["d"]) for info in done]
     assert [(each.shape, each.dtype) for each in found] == [
         ((8, 4) if each.b == wide.id else (8, 8), "complex128" if each.a == deep.id else "complex64")
