@@ -319,8 +319,9 @@ def launchers():
                 "%", " %"
             )
         )
-    rows += ["", "| kill -9 of | times | work goes on after: median | longest |", "|---|---|---|---|"]
-    for name, seconds in found["losses_s"].items():
+    rows += ["", "| loss | times | work goes on after: median | longest |", "|---|---|---|---|"]
+    losses = {f"`kill -9` of {name}": seconds for name, seconds in found["losses_s"].items()}
+    for name, seconds in (losses | {"link of the node that has the jobs, cut without a word": found["cut_s"]}).items():
         rows.append(f"| {name} | {len(seconds)} | {statistics.median(seconds):.1f} s | {max(seconds):.1f} s |")
     ordered, joined = (statistics.median(found["both_actors_s"][each]) for each in ("ordered", "joined"))
     rows += [
@@ -332,8 +333,8 @@ def launchers():
     rows += [
         "",
         f"Ray's head stopped for {head['gone_s']:.0f} s: `/readyz` was 200 in {head['readyz']['ready']} looks of",
-        f"{head['readyz']['looks']}, {head['jobs_meanwhile']:,} jobs ended meanwhile, and the bridge was back",
-        f"{head['bridge_back_s']:.1f} s after it.",
+        f"{head['readyz']['looks']}, {head['jobs_meanwhile']:,} jobs ended meanwhile, the longest after",
+        f"{head['longest_job_s']:.1f} s, and the bridge was back {head['bridge_back_s']:.1f} s after it.",
         "",
     ]
     return "\n".join(rows) + "\n"
