@@ -342,13 +342,22 @@ def launchers():
 
 def cluster_overhead():
     """Return what a joined worker costs a small job, as a table."""
-    lines = ["", "| result | on the server's own worker, p50 | on a joined one | more |", "|---|---|---|---|"]
+    lines = [
+        "",
+        "| result | on the server's own worker, p50 | on a joined one | more | processor time: agent | front, more |",
+        "|---|---|---|---|---|---|",
+    ]
     for row in report("cluster")["overhead"]:
         size = row["result_bytes"]
         size = f"{size >> 10} KiB"
         local, joined = (f"{1e3 * row[who]['p50']:.2f} ms" for who in ("local", "joined"))
         more, least, most = (1e3 * row[f"more_{which}_s"] for which in ("p50", "least", "most"))
-        lines.append(f"| {size} | {local} | {joined} | {more:.2f} ms ({least:.2f} to {most:.2f}) |")
+        cpu = row["cpu_s"]
+        agent, front = cpu["joined"]["agent"], cpu["joined"]["front"] - cpu["local"]["front"]
+        lines.append(
+            f"| {size} | {local} | {joined} | {more:.2f} ms ({least:.2f} to {most:.2f}) | {1e3 * agent:.2f} ms | "
+            f"{1e3 * front:.2f} ms |"
+        )
     return "\n".join([*lines, "", ""])
 
 
