@@ -6,7 +6,6 @@ import asyncio
 import random
 import sys
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from gemmserve_kernels.blocks.grid import Grid
 from gemmserve_kernels.blocks.memory_plan import plan_memory
 from gemmserve_kernels.device.spec import KNOWN, DeviceSpec
 from gemmserve_service import products
-from gemmserve_service.errors import Draining, JobCancelled, JobFailed, JobTimeout, WorkerCrashed
+from gemmserve_service.errors import Draining, JobCancelled, JobFailed, JobTimeout, QueueFull, WorkerCrashed
 from gemmserve_service.executor.port import Worker
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.scheduling.blocks import blocks as blocks_module
@@ -274,7 +273,7 @@ async def test_it_is_one_task_of_its_owner(blocky, fake, make_large, submit):
         claim(task.problem.nbytes())
     scheduler.submit(task)
     assert scheduler.queue.waiting("x") == 1
-    assert scheduler.queue.waiting_bytes("x") == task.size[0]
+    assert scheduler.queue.waiting_bytes("x") == 0, "it has begun"
     run(fake, 15)
     assert (scheduler.queue.waiting("x"), scheduler.queue.nbytes) == (0, 0)
     run(fake)
@@ -687,15 +686,40 @@ async def test_by_chance(seed, blocky, make_fake, large, submit, listener, store
     assert (store.scratch_bytes, scheduler.queued, scheduler.fleet.running) == (0, 0, 0)
 
 
-async def test_the_order_within_a_tile_is_the_grid_s(make_large):
+@pytest.mark.parametrize("workers", [2, 4])
+async def test_a_tile_is_a_wavefront_of_its_own_where_its_panels_have_slots(make_large, workers):
+    """Its first four blocks need two panels of A and two of B, in the corner's tile and in every other."""
     task = await make_large("large", 128)
-    blocks = Blocks(task, Grid.with_sides(task.problem, (SIDE, SIDE, 1)), print, print)
-    order = blocks.grid.order
-    blocks._cut(4)
-    for tile in blocks._tiles:
-        places = [order.index(index) for index in tile]
-        assert all(a < b for a, b in pairwise(places))
+    grid = Grid.with_sides(task.problem, (SIDE, SIDE, 1))
+    down, across = (8 // workers, 8) if workers == 2 else (4, 4)
+    for slots in (None, (down, across), (down, across - 1)):
+        blocks = Blocks(task, grid, print, print)
+        blocks._cut(workers, slots)
+        assert sorted(index for tile in blocks._tiles for index in tile) == sorted(grid.order)
+        for tile in blocks._tiles:
+            first = list(tile)[:4]
+            panels = len({grid.row_panel(index) for index in first}), len({grid.column_panel(index) for index in first})
+            if slots != (down, across - 1):
+                assert panels == (2, 2)
+            positions = [grid.order.index(index) for index in tile]
+            assert (slots != (down, across - 1)) or positions == sorted(positions), "as its plan of memory has it"
     task.close()
+
+
+async def test_a_product_that_has_begun_does_not_keep_others_from_the_queue(blocky, fake, make_large):
+    """However many bytes it has: they are no bytes of a job that waits."""
+    first, second = [await make_large(name) for name in ("first", "second")]
+    scheduler = await blocky(fake, max_queued_bytes=first.problem.nbytes() + 1000)
+    scheduler.submit(first)
+    assert scheduler.queue.nbytes == 0
+    with scheduler.admission("") as claim:
+        claim(second.problem.nbytes())
+    scheduler.submit(second)
+    assert scheduler.queue.nbytes == second.problem.nbytes()
+    with pytest.raises(QueueFull), scheduler.admission("") as claim:
+        claim(2000)
+    run(fake)
+    assert (scheduler.queued, scheduler.queue.nbytes, scheduler.queue.waiting_bytes("")) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("share", [0, 3])
