@@ -12,6 +12,7 @@ from fused_cases import (
     SERVED,
     SPLITS,
     TILES,
+    WHOLE,
     check_case,
     check_elements,
     check_not_finite,
@@ -55,6 +56,16 @@ def test_parts_of_k_of_several_blocks(machine, case, config, tile):
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_every_element_is_as_accurate_as_plain_float32s(machine, kind, tile):
     check_elements(machine, *HOSTILE[kind], config=tile)
+
+
+@pytest.mark.parametrize("kind", sorted(SERVED - {"nothing"}))
+def test_sums_that_leave_the_tensor_core_once_for_each_chunk(machine, kind):
+    import cupy
+
+    a, b = (np.concatenate([x] * 70, axis) for x, axis in zip(HOSTILE[kind], (1, 0), strict=True))
+    _, result = run(machine, a, b, config=WHOLE)
+    vendor = cupy.matmul(cupy.asarray(a), cupy.asarray(b)).get()
+    assert elementwise(a, b, result) <= max(4, 2 * elementwise(a, b, vendor))
 
 
 @tiles

@@ -112,9 +112,13 @@ CASES = {
         )
     },
     "a for all": Gemm((40, 64), (3, 64, 36)),
+    "b for all": Gemm((3, 40, 64), (64, 36)),
     "broadcast both ways": Gemm((2, 1, 34, 40), (3, 40, 33), (3, 34, 33), options=COMPLEX_ALPHA),
     "five batch axes": Gemm((2, 1, 2, 1, 2, 33, 34), (1, 2, 1, 2, 1, 34, 35), options={"trans_a": "R"}),
 }  # fmt: skip
+
+WHOLE = GemmConfig(block_m=128, promote=64)
+"""Sums leave the tensor core once for each chunk: of tall tiles, on request."""
 
 SPLITS = {
     "two": (product(64, 70, 130, (2,)), GemmConfig(split_k=2)),

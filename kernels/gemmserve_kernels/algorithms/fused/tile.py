@@ -19,6 +19,8 @@ BLOCK: Final = 64
 """Columns of a tile, and its rows unless it is tall."""
 TALL: Final = 128
 """Rows of a tile of cuda/fused/fused_tall.cu."""
+COLUMN_THREADS: Final = 128
+"""Threads of a block that makes planes of a tall tile's columns."""
 _CONSUMERS: Final = 256
 """Threads that multiply."""
 _EXCHANGE_BYTES: Final = _CONSUMERS * 16 * 4
@@ -43,7 +45,7 @@ class FusedTile:
 
     `block_m`: its rows. `split_k`: parts of k, each a number of whole chunks; `together`: those whose sums one block
     adds up, before one adds up theirs. `raster`: rows of tiles walked together. `promote`: steps of k between
-    promotions. `stages`: chunks in shared memory.
+    promotions, of tall tiles up to all of a chunk. `stages`: chunks in shared memory.
     """
 
     block_m: int = BLOCK
@@ -60,16 +62,20 @@ class FusedTile:
 
     @property
     def threads(self) -> int:
-        """Threads of a block: those that multiply, and those that split what they do not split themselves."""
+        """Threads of a block: those that multiply, and those that bring what they multiply."""
         return _CONSUMERS + (128 if self.tall else 256)
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: Config::SHARED_BYTES in cuda/fused/config.cuh."""
-        sides = 1 if self.tall else 2
-        stage = -(-(sides * BLOCK * (CHUNK * 8 + 2 * 4) + 64) // _ALIGNMENT) * _ALIGNMENT
         rest = self.stages * _SLOT_BYTES + _FEW_BYTES if self.tall else _EXCHANGE_BYTES
-        return self.stages * stage + rest + _ALIGNMENT
+        return self.stages * self.stage_bytes + rest + _ALIGNMENT
+
+    @property
+    def stage_bytes(self) -> int:
+        """Planes of a chunk and what is known of its vectors: Config::STAGE_BYTES."""
+        sides = 1 if self.tall else 2
+        return -(-(sides * BLOCK * (CHUNK * 8 + 2 * 4) + 64) // _ALIGNMENT) * _ALIGNMENT
 
     @property
     def tile_bytes(self) -> int:
@@ -105,8 +111,8 @@ def choose_tile(config: GemmConfig | None, shape: tuple[int, int, int, int], spe
         tile = replace(tile, **{name: value for name, value in found.items() if value is not None})
     if tile.block_m not in {BLOCK, TALL}:
         raise ConfigInfeasible(f"block_m: {BLOCK} or {TALL}, not {tile.block_m}")
-    if tile.promote not in {16, 32}:
-        raise ConfigInfeasible(f"promote: 16 or 32, not {tile.promote}")
+    if tile.promote not in ({16, 32, CHUNK} if tile.tall else {16, 32}):
+        raise ConfigInfeasible(f"promote: 16 or 32, of tall tiles {CHUNK}, too, not {tile.promote}")
     if tile.shared_bytes + _STATIC + _RESERVED > spec.shared_per_sm:
         raise ConfigInfeasible(f"stages: {tile.stages} take {tile.shared_bytes} bytes, which {spec.name} lacks")
     tiles = tile.tiles(m, n) * batch

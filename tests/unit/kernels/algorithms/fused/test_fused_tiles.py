@@ -59,10 +59,11 @@ def test_a_configuration_is_honoured_or_refused():
     shape = (1, 64, 64, 1000)
     tile = choose_tile(GemmConfig(split_k=5, raster=2, promote=32, stages=3), shape, H200)
     assert (tile.split_k, tile.raster, tile.promote, tile.stages) == (4, 2, 32, 3)  # 16 chunks by four
+    assert choose_tile(GemmConfig(block_m=128, promote=64), shape, H200).promote == 64
     for config, name in (
         (GemmConfig(split_k=17), "split_k"), (GemmConfig(promote=64), "promote"), (GemmConfig(stages=4), "stages"),
         (GemmConfig(block_m=256), "block_m"), (GemmConfig(block_n=64), "block_n"), (GemmConfig(split_k=0), "split_k"),
-        (GemmConfig(block_m=128, stages=3), "stages"),
+        (GemmConfig(block_m=128, stages=3), "stages"), (GemmConfig(block_m=128, promote=48), "promote"),
     ):  # fmt: skip
         with pytest.raises(ConfigInfeasible, match=name):
             choose_tile(config, shape, H200)
