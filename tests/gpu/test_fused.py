@@ -86,6 +86,22 @@ def test_elements_beside_the_vendors(machine, kind, k, tile):
     assert elementwise(a, b, result) <= max(4, 2 * elementwise(a, b, vendor))
 
 
+@pytest.mark.parametrize("kind", ["normal", "positive"])
+@pytest.mark.parametrize("shape", [(512, 64, 64), (256, 96, 96), (256, 128, 128), (64, 256, 256), (256, 128, 70)])
+def test_elements_of_batches_beside_the_vendors(machine, kind, shape):
+    """The promotion that batches have, where the vendor's BLAS adds up all of k in a row."""
+    import cupy
+
+    batch, n, k = shape
+    a, b = random(1, "complex64", batch, n, k), random(2, "complex64", batch, k, n)
+    if kind == "positive":
+        a, b = ((np.abs(x.real) + 1j * np.abs(x.imag)).astype(np.complex64) for x in (a, b))
+    _, result = run(machine, a, b)
+    vendor = cupy.matmul(cupy.asarray(a), cupy.asarray(b)).get()
+    for i in (0, batch // 2, batch - 1):
+        assert elementwise(a[i], b[i], result[i]) <= max(4, 2 * elementwise(a[i], b[i], vendor[i]))
+
+
 @tiles
 @pytest.mark.parametrize(
     "shape",

@@ -177,6 +177,17 @@ SERVED = {
 """Those that planes must serve."""
 
 
+def check_long_promotion(machine, config, k):
+    """Sums of 32 steps of numbers of one sign are no worse than plain float32's, those of 16 are better."""
+    rng = np.random.default_rng(11)
+    a, b = (np.asarray(rng.random(shape) + 1j * rng.random(shape), np.complex64) for shape in ((70, k), (k, 66)))
+    long, short = (
+        elementwise(a, b, run(machine, a, b, config=dataclasses.replace(config, promote=promote))[1])
+        for promote in (32, 16)
+    )
+    assert short < long <= elementwise(a, b, plain(a, b))
+
+
 def check_not_finite(machine, config=None):
     """Infinities, NaN and what overflows are what plain float32 makes of them; all other elements are not disturbed."""
     a, b = random(1, "complex64", 70, 100), random(2, "complex64", 100, 80)

@@ -15,6 +15,7 @@ from fused_cases import (
     WHOLE,
     check_case,
     check_elements,
+    check_long_promotion,
     check_not_finite,
     elementwise,
     run,
@@ -84,6 +85,12 @@ def test_sums_may_leave_the_tensor_core_once_for_each_chunk(kind):
     _, halves = run(machine(), a, b, config=replace(WHOLE, promote=32))
     assert elementwise(a, b, whole) <= 2 * elementwise(a, b, halves) + 1
     check_case(machine(), CASES["CR 70"], WHOLE)
+
+
+@tiles
+@pytest.mark.parametrize("k", [64, 128, 256])
+def test_sums_of_32_steps_are_no_worse_than_plain_float32s(k, tile):
+    check_long_promotion(machine(), tile, k)
 
 
 @tiles
