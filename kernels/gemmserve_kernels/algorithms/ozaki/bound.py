@@ -48,6 +48,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.ozaki.moduli import Moduli
 
@@ -61,6 +63,10 @@ WORDS: Final = 3
 """Deficits of a group of lines: `most`, `both`, `better`."""
 QUARTERS: Final = 4
 """Words of a group of what its lines lack at least by their norms: each of a quarter of its lines."""
+MOST_OUTLIERS: Final = 64
+"""Outliers of a line at most; MOST_OUTLIERS in cuda/ozaki/params.cuh."""
+_WORTH: Final = {"complex128": 128, "float64": 512}
+"""Steps of k for which residues save what one outlier of every row, and of every column, costs."""
 LINES: Final = 128
 """Lines that are judged together; JUDGED_LINES in cuda/common/judging/judged.cuh."""
 
@@ -73,3 +79,11 @@ def whole(moduli: Moduli, k: int, *, complex_: bool) -> float:
 def limit(k: int) -> int:
     """Return the limit of the sum of two parts' deficits, in 64ths."""
     return math.floor((1 - NU) * WHOLE * k)
+
+
+def most_outliers(k: int, dtype: np.dtype) -> int:
+    """Return how many outliers a line of k elements may have so that multiplying them apart pays; 0 of single precision,
+    which has no counts.
+    """
+    worth = _WORTH.get(np.dtype(dtype).name)
+    return 0 if worth is None else min(MOST_OUTLIERS, k // worth)
