@@ -13,7 +13,7 @@ GEMM_DEVICE double size_of(const Element& x) {
 }
 
 // Steps of k modulo 32 are classes, a lane of the warp each: the sums of its class, and its largest element. Returns above
-// which size elements are likely outliers: twice the CLEAN_CLASSES-th smallest of the largest, an ordinary element as long
+// which size elements are likely outliers: three times the CLEAN_CLASSES-th smallest of the largest, an ordinary element as long
 // as outliers lie in no more than the other classes. Infinite where to leave them out cannot be worth it: they have not
 // half of the sum of squares, or what clean classes are like does not pass either.
 GEMM_DEVICE double outliers_above(
@@ -35,7 +35,7 @@ GEMM_DEVICE double outliers_above(
     double ordinary = smaller == CLEAN_CLASSES - 1 ? largest : 0.0;
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) ordinary = fmax(ordinary, __shfl_xor_sync(FULL, ordinary, step));
-    const double above = 2.0 * ordinary;
+    const double above = 3.0 * ordinary;
     if (!(top > above)) return NO_LIMIT;
     const bool clean = largest <= above;
     Magnitudes sizes{};
