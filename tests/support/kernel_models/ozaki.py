@@ -76,8 +76,8 @@ def outliers(x: Array, moduli: Moduli, most: int) -> Array:
         if not 0 < apart.sum() <= most:
             continue
         (finer,) = codes(np.where(apart, 0, x[i])[None], moduli)
-        scales = [np.ldexp(float(c & 7), int(c >> 3) - int(code[i] >> 3)) for c in (finer, code[i])]
-        if finer == ZERO_LINE or 2 * scales[0] >= 3 * scales[1]:
+        binades = int(finer >> 3) - int(code[i] >> 3)
+        if finer == ZERO_LINE or 2 * int(finer & 7) << max(0, min(binades, 9)) >= 3 * int(code[i] & 7):
             rest[i] = apart
     return rest
 
