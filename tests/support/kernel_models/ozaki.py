@@ -23,8 +23,9 @@ ZERO_LINE = 1
 NEVER = 1 << 30
 """The deficit of what is not finite, in 64ths."""
 UNIT = 2.0**-53
-CLASSES, CLEAN_CLASSES = 32, 8
-"""Classes of steps of k, and how many of them have no outlier at least (cuda/ozaki/outliers.cuh)."""
+CLASSES, CLEAN_CLASSES, LINES = 32, 8, 32
+"""Classes of steps of k, how many of them have no outlier at least, lines that have half of the most in the mean
+(cuda/ozaki/outliers.cuh)."""
 
 
 def parts(x: Array) -> list[Array]:
@@ -49,7 +50,7 @@ def codes(x: Array, moduli: Moduli) -> Array:
 
 
 def outliers(x: Array, moduli: Moduli, most: int) -> Array:
-    """Which elements of each line are multiplied apart, at most so many. bool (lines, k)."""
+    """Which elements of each line are multiplied apart, at most so many, half of that in the mean. bool (lines, k)."""
     k = x.shape[1]
     size = np.max([np.abs(p) for p in parts(x)], axis=0)
     rest, code = np.zeros(x.shape, bool), codes(x, moduli)
@@ -60,7 +61,7 @@ def outliers(x: Array, moduli: Moduli, most: int) -> Array:
         scaled = [np.ldexp(p[i], -math.frexp(top)[1]) for p in parts(x)]
         squares, sizes = sum(p**2 for p in scaled), [np.abs(p) for p in scaled]
         largest = np.array([line[c::CLASSES].max(initial=0) for c in range(CLASSES)])
-        above = 3 * np.sort(largest)[CLEAN_CLASSES - 1]
+        above = (3 if k < 4096 else 2) * np.sort(largest)[CLEAN_CLASSES - 1]
         clean = (largest <= above)[np.arange(k) % CLASSES]
         all_squares, of_clean = squares.sum(), squares[clean].sum()
         share = CLASSES / (largest <= above).sum()
@@ -79,6 +80,9 @@ def outliers(x: Array, moduli: Moduli, most: int) -> Array:
         binades = int(finer >> 3) - int(code[i] >> 3)
         if finer == ZERO_LINE or 2 * int(finer & 7) << max(0, min(binades, 9)) >= 3 * int(code[i] & 7):
             rest[i] = apart
+    for first in range(0, len(x), LINES):
+        if 2 * rest[first : first + LINES].sum() > LINES * most:
+            rest[first : first + LINES] = False
     return rest
 
 

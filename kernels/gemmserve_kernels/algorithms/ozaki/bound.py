@@ -47,11 +47,12 @@ Scales, counts and residues are those of x' and y'; where x' is zero throughout,
 of disjoint steps of k, are added to the rounded first one with twice the bits (Dot2 of Ogita, Rump and Oishi: with s
 terms, what is added to the rounding of the result is below 4 s^2 2^-106 of the sum of magnitudes). Since (|x'| |y'|)
 and the magnitudes of those terms add up to (|A| |B|)_ij, (2) and (3) hold with 4 in the place of 3, whatever elements
-are outliers. Which are (cuda/ozaki/outliers.cuh) depends on the line alone: steps of k modulo 32 are 32 classes; the
-eighth smallest of their largest elements is an ordinary one wherever outliers lie in at most 24 of them; outliers are
-those above three times that, where they are few enough and the scale gains half of itself. Normal lines have none: their
-bits are the same with and without. An outlier costs a multiply-add of every element of its row or column, read from
-memory: about what residues save in `_WORTH` steps of k.
+are outliers. Which are (cuda/ozaki/outliers.cuh) depends on the line and the 32 lines that it is one of: steps of k
+modulo 32 are 32 classes; the eighth smallest of their largest elements is an ordinary one wherever outliers lie in at
+most 24 of them; outliers are those above twice that (three times where k is small), where they are few enough, the 32
+lines have half as many in the mean, and the scale gains half of itself. Normal lines have none: their bits are the same
+with and without. An outlier costs a multiply-add of every element of its row or column, read from memory: about what
+residues save in 130 steps of k (complex128).
 
 **What passes.** Normal, uniform, one-sided, QAM, steering-vector data and what has their rows and columns scaled, from
 k = 128 on; with outliers such data with spikes or point targets, and lines of a few elements (identities, permutations,
@@ -82,7 +83,8 @@ QUARTERS: Final = 4
 MOST_OUTLIERS: Final = 64
 """Outliers of a line at most; MOST_OUTLIERS in cuda/ozaki/params.cuh."""
 _WORTH: Final = {"complex128": 128, "float64": 512}
-"""Steps of k for which residues save what one outlier of every row, and of every column, costs."""
+"""Steps of k for each outlier that a line may have: half of that in the mean of rows and of columns costs what residues
+save, at worst."""
 LINES: Final = 128
 """Lines that are judged together; JUDGED_LINES in cuda/common/judging/judged.cuh."""
 

@@ -4,6 +4,7 @@
 #include "least.cuh"
 
 constexpr int CLEAN_CLASSES = 8;  // of 32 at least that hold no outlier
+constexpr Long LONG_LINE = 4096;  // from here on the largest elements of classes of normal data are nearly alike
 constexpr double NO_LIMIT = __builtin_bit_cast(double, 0x7ff0000000000000ll);  // infinity
 
 GEMM_DEVICE double size_of(const Element& x) {
@@ -13,8 +14,8 @@ GEMM_DEVICE double size_of(const Element& x) {
 }
 
 // Steps of k modulo 32 are classes, a lane of the warp each: the sums of its class, and its largest element. Returns above
-// which size elements are likely outliers: three times the CLEAN_CLASSES-th smallest of the largest, an ordinary element as long
-// as outliers lie in no more than the other classes. Infinite where to leave them out cannot be worth it: they have not
+// which size elements are likely outliers: twice the CLEAN_CLASSES-th smallest of the largest (three times in short lines), an
+// ordinary element as long as outliers lie in no more than the other classes. Infinite where to leave them out cannot be worth it: they have not
 // half of the sum of squares, or what clean classes are like does not pass either.
 GEMM_DEVICE double outliers_above(
     double largest, double factor, const Magnitudes& size, double square, double all, double target, Long k,
@@ -35,7 +36,7 @@ GEMM_DEVICE double outliers_above(
     double ordinary = smaller == CLEAN_CLASSES - 1 ? largest : 0.0;
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) ordinary = fmax(ordinary, __shfl_xor_sync(FULL, ordinary, step));
-    const double above = 3.0 * ordinary;
+    const double above = (k < LONG_LINE ? 3.0 : 2.0) * ordinary;
     if (!(top > above)) return NO_LIMIT;
     const bool clean = largest <= above;
     Magnitudes sizes{};
@@ -55,6 +56,13 @@ GEMM_DEVICE double outliers_above(
     for (int p = 0; p < PARTS; ++p) sizes.part[p] *= share;
     const unsigned lacking = least_deficit(sizes, squares * share, target, k, tally);
     return lacking > tally.limit - tally.limit / 4 ? NO_LIMIT : above;
+}
+
+// The sum over a warp.
+GEMM_DEVICE int over_warp(int count) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) count += __shfl_xor_sync(0xffffffffu, count, step);
+    return count;
 }
 
 // Whether the scale of a line without outliers is finer by a half of itself at least; both are of lines that are not zero.
