@@ -25,9 +25,9 @@ class GemmConfig:
     `split_k`: parts that k is cut into. `cluster`: blocks that share operands by multicast (`wgmma`, `ozaki`).
     `raster`: rows of tiles walked together for the cache's sake. `promote`: steps of k between promotions of the tensor
     core's partial sums. `rounding_big`, `rounding_small`: how parts become TF32, of `ROUNDINGS` (`mma`). `moduli`:
-    residues (`ozaki`). `outliers`: elements of a line that are multiplied apart, at most; 0: none (`ozaki`). `strips`: parts that the result is cut into, across columns and then across rows too, of which
-    one after the other has its planes made and multiplied (float16 and bfloat16 planes): less memory for planes, the
-    same bits.
+    residues (`ozaki`). `outliers`: elements of a row or column that are multiplied apart, at most; 0: none (`ozaki`).
+    `strips`: parts that the result is cut into, across columns and then across rows too, of which one after the other
+    has its planes made and multiplied (float16 and bfloat16 planes): less memory for planes, the same bits.
 
     An algorithm refuses a field that it does not have.
     """
@@ -71,8 +71,8 @@ class GemmConfig:
         )
 
     def only(self, algorithm: str, allowed: Collection[str]) -> None:
-        """Raises ConfigInfeasible where a field is set that `algorithm` does not have, or a number is below 1 (`outliers`:
-        below 0).
+        """Raises ConfigInfeasible where a field is set that `algorithm` does not have, or a number is below 1
+        (`outliers`: below 0).
         """
         for name, value in self.tile_fields.items():
             if name not in allowed:

@@ -113,8 +113,8 @@ def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
 
 @lru_cache(maxsize=1024)
 def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -> OzakiTile:
-    """The number of moduli from the accuracy of the dtype and k, that of outliers from k, or as `config` has them. Raises
-    ConfigInfeasible.
+    """The number of moduli from the accuracy of the dtype and k, that of outliers from k, or as `config` has them.
+    Raises ConfigInfeasible.
     """
     config = config or GemmConfig()
     config.only("ozaki", ("moduli", "stages", "raster", "cluster", "outliers"))

@@ -53,7 +53,7 @@ def share(x, y, moduli):
 
 
 def share_apart(x, y, moduli, apart):
-    """`share` of lines of which `apart` elements, (of x, of y), are multiplied exactly, without rounding what is added."""
+    """`share` of lines of which `apart` elements, (of x, of y), are multiplied exactly."""
     rest = [np.where(mask, 0, z) for z, mask in zip((x, y), apart, strict=True)]
     gone = [np.where(mask, z, 0) for z, mask in zip((x, y), apart, strict=True)]
 
@@ -193,7 +193,10 @@ def test_what_passes_without_its_outliers(dtype):
     """And only so; beside normal data, with as many outliers as pay at that k."""
     rng = np.random.default_rng()
     k = 8192
-    moduli, most = Moduli.first(needed(k, np.dtype(dtype)), complex_=dtype == "complex128"), bound.most_outliers(k, dtype)
+    moduli, most = (
+        Moduli.first(needed(k, np.dtype(dtype)), complex_=dtype == "complex128"),
+        bound.most_outliers(k, dtype),
+    )
     normal = deficits(lines("normal", rng, 64, k, dtype), moduli)
     for kind in ("spikes", "targets", "identity", "gate"):
         x = lines(kind, rng, 64, k, dtype)
@@ -207,9 +210,9 @@ def test_what_passes_without_its_outliers(dtype):
 
 
 def test_how_many_outliers_pay():
-    found = [bound.most_outliers(k, np.dtype("complex128")) for k in (1, 127, 128, 1024, 8192, 1 << 24)]
-    assert found == [0, 0, 1, 8, 64, bound.MOST_OUTLIERS]
-    assert bound.most_outliers(8192, np.dtype("float64")) == 16
+    found = [bound.most_outliers(k, np.dtype("complex128")) for k in (1, 1024, 1152, 2048, 8192, 1 << 24)]
+    assert found == [0, 0, 1, 8, 56, bound.MOST_OUTLIERS]
+    assert bound.most_outliers(8192, np.dtype("float64")) == 12
     assert bound.most_outliers(8192, np.dtype("complex64")) == 0
 
 

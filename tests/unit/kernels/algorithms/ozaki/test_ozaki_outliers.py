@@ -223,7 +223,9 @@ def test_conjugates_scalars_and_c(options):
     rng = np.random.default_rng()
     m, n, k = 40, 30, 300
     a, b = lines("spikes", m, k, "complex128", rng), lines("decades", n, k, "complex128", rng).T
-    stored = [{"N": x, "T": x.T, "C": x.conj().T, "R": x.conj()}[options[t]] for x, t in ((a, "trans_a"), (b, "trans_b"))]
+    stored = [
+        {"N": x, "T": x.T, "C": x.conj().T, "R": x.conj()}[options[t]] for x, t in ((a, "trans_a"), (b, "trans_b"))
+    ]
     c = rng.standard_normal((m, n)) + 0j
     launcher = shim()
     problem = GemmProblem.build(*(Operand.of(x) for x in (*stored, c)), alpha=2, beta=-1, compute="ozaki", **options)
