@@ -61,7 +61,8 @@ def outliers(x: Array, moduli: Moduli, most: int) -> Array:
         scaled = [np.ldexp(p[i], -math.frexp(top)[1]) for p in parts(x)]
         squares, sizes = sum(p**2 for p in scaled), [np.abs(p) for p in scaled]
         largest = np.array([line[c::CLASSES].max(initial=0) for c in range(CLASSES)])
-        above = (3 if k < 4096 else 2) * np.sort(largest)[CLEAN_CLASSES - 1]
+        above = np.float64((3 if k < 4096 else 2) * np.sort(largest)[CLEAN_CLASSES - 1])
+        above = (above.view(np.int64) | 0xFFFFFFFF).view(np.float64)
         clean = (largest <= above)[np.arange(k) % CLASSES]
         all_squares, of_clean = squares.sum(), squares[clean].sum()
         share = CLASSES / (largest <= above).sum()

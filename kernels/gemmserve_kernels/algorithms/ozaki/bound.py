@@ -44,15 +44,15 @@ x = x' + x^, y = y' + y^, where x^ and y^ have at most `most_outliers` elements,
     sum_k x_k y_k = sum_k x'_k y'_k + sum_k x^_k y_k + sum_k x'_k y^_k                                          (4)
 
 Scales, counts and residues are those of x' and y'; where x' is zero throughout, so are its integers. The other two
-sums, of disjoint steps of k, are added to the rounded first one with twice the bits (Dot2 of Ogita, Rump and Oishi: with s
-terms, what is added to the rounding of the result is below 4 s^2 2^-106 of the sum of magnitudes). Since (|x'| |y'|)
-and the magnitudes of those terms add up to (|A| |B|)_ij, (2) and (3) hold with 4 in the place of 3, whatever elements
-are outliers. Which are (cuda/ozaki/outliers.cuh) depends on the line and the 32 lines that it is one of: steps of k
-modulo 32 are 32 classes; the eighth smallest of their largest elements is an ordinary one wherever outliers lie in at
-most 24 of them; outliers are those above twice that (three times where k is small), where they are few enough, the 32
-lines have half as many in the mean, and the scale gains half of itself. Normal lines have none: their bits are the same
-with and without. An outlier costs a multiply-add of every element of its row or column, read from memory: about what
-residues save in 120 steps of k (complex128 8192^3 on an H100).
+sums, of disjoint steps of k, are added to the rounded first one with twice the bits (Dot2 of Ogita, Rump and Oishi:
+with s terms, what is added to the rounding of the result is below 4 s^2 2^-106 of the sum of magnitudes). Since (|x'|
+|y'|) and the magnitudes of those terms add up to (|A| |B|)_ij, (2) and (3) hold with 4 in the place of 3, whatever
+elements are outliers. Which are (cuda/ozaki/outliers.cuh) depends on the line and the 32 lines that it is one of:
+steps of k modulo 32 are 32 classes; the eighth smallest of their largest elements is an ordinary one wherever outliers
+lie in at most 24 of them; outliers are those above twice that (three times where k is small), where they are few
+enough, the 32 lines have half as many in the mean, and the scale gains half of itself. Normal lines have none: their
+bits are the same with and without. An outlier costs a multiply-add of every element of its row or column, read from
+memory: about what residues save in 120 steps of k (complex128 8192^3 on an H100).
 
 **What passes.** Normal, uniform, one-sided, QAM, steering-vector data and what has their rows and columns scaled, from
 k = 128 on; with outliers such data with spikes or point targets, and lines of a few elements (identities, permutations,

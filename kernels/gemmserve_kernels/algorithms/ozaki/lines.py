@@ -142,7 +142,7 @@ class Lines:
     conjugate: bool
     moduli: Moduli
     outliers: int
-    """Of a line, multiplied apart at most."""
+    """Most elements of a line that are multiplied apart."""
 
     @property
     def planes(self) -> int:

@@ -14,9 +14,10 @@ GEMM_DEVICE double size_of(const Element& x) {
 }
 
 // Steps of k modulo 32 are classes, a lane of the warp each: the sums of its class, and its largest element. Returns above
-// which size elements are likely outliers: twice the CLEAN_CLASSES-th smallest of the largest (three times in short lines), an
-// ordinary element as long as outliers lie in no more than the other classes. Infinite where to leave them out cannot be worth it: they have not
-// half of the sum of squares, or what clean classes are like does not pass either.
+// which size elements are likely outliers: twice the CLEAN_CLASSES-th smallest of the largest (three times in short lines),
+// an ordinary element as long as outliers lie in no more than the other classes. Its lower half has all bits, so that upper
+// halves decide. Infinite where to leave them out cannot be worth it: they have not half of the sum of squares, or what
+// clean classes are like does not pass either.
 GEMM_DEVICE double outliers_above(
     double largest, double factor, const Magnitudes& size, double square, double all, double target, Long k,
     const TallyParams& tally) {
@@ -36,8 +37,8 @@ GEMM_DEVICE double outliers_above(
     double ordinary = smaller == CLEAN_CLASSES - 1 ? largest : 0.0;
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) ordinary = fmax(ordinary, __shfl_xor_sync(FULL, ordinary, step));
-    const double above = (k < LONG_LINE ? 3.0 : 2.0) * ordinary;
-    if (!(top > above)) return NO_LIMIT;
+    const double above = double_of(bits_of((k < LONG_LINE ? 3.0 : 2.0) * ordinary) | 0xffffffffll);
+    if (!(top > above)) return NO_LIMIT;  // also where that is no number
     const bool clean = largest <= above;
     Magnitudes sizes{};
     if (clean) sizes = size;

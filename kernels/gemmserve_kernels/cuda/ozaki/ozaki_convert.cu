@@ -102,16 +102,22 @@ GEMM_DEVICE void add_up(unsigned count, unsigned long long* sums) {
     }
 }
 
-// Above which size elements of a line are multiplied apart.
-GEMM_DEVICE double limit_of(const ConvertParams& params, Long matrix, Long l) {
-    return OUTLIERS ? params.tally.outliers[matrix * params.line.lines + params.first_line + l].above : NO_LIMIT;
+// The upper half of a number's size.
+GEMM_DEVICE unsigned upper_half(double x) { return static_cast<unsigned>(bits_of(x) >> 32) & 0x7fffffffu; }
+
+// The upper half of what elements of a line are multiplied apart above: its lower half has all bits.
+GEMM_DEVICE unsigned limit_of(const ConvertParams& params, Long matrix, Long l) {
+    return upper_half(OUTLIERS ? params.tally.outliers[matrix * params.line.lines + params.first_line + l].above : NO_LIMIT);
 }
 
-// An element, zero where it is multiplied apart.
-GEMM_DEVICE Element read_up_to(double above, const LineParams& line, Long offset) {
-    Element x = read(line, offset);
-    if (OUTLIERS && above < NO_LIMIT && size_of(x) > above) x = Element{};
-    return x;
+// Elements that are multiplied apart are zeros here.
+GEMM_DEVICE void leave_out(unsigned above, Element& x) {
+    if constexpr (OUTLIERS) {
+        bool apart = false;
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) apart |= upper_half(x.part[p]) > above;
+        if (apart) x = Element{};
+    }
 }
 
 // The block that counted last for a group of lines finds the largest deficits among them.
@@ -223,12 +229,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ozaki_convert(Conv
         const Long l = first + warp;
         const bool exists = l < params.panel;
         const Long at = offset + (params.first_line + l) * line.x.row_stride;
-        const double above = exists ? limit_of(params, matrix, l) : NO_LIMIT;
         Element x[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const Long k = first_k + 4 * lane + i;
-            x[i] = exists && k < line.k ? read_up_to(above, line, at + k * line.x.column_stride) : Element{};
+            x[i] = exists && k < line.k ? read(line, at + k * line.x.column_stride) : Element{};
+        }
+        if (OUTLIERS && exists) {
+            const unsigned above = limit_of(params, matrix, l);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) leave_out(above, x[i]);
         }
         const int code = exists ? codes[l] : ZERO_LINE;
         const LineScale scale = scale_of(code);
@@ -254,11 +264,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ozaki_convert(Conv
         const int in_tile = thread % TILE_LINES;
         const Long at = offset + (params.first_line + first + in_tile) * line.x.row_stride;
         const bool exists = first + in_tile < params.panel;
-        const double above = exists ? limit_of(params, matrix, first + in_tile) : NO_LIMIT;
+        const unsigned above = exists ? limit_of(params, matrix, first + in_tile) : 0;
 #pragma unroll
         for (int j = thread / TILE_LINES; j < TILE_K; j += THREADS / TILE_LINES) {
             const Long k = first_k + j;
-            tile[in_tile][j] = exists && k < line.k ? read_up_to(above, line, at + k * line.x.column_stride) : Element{};
+            Element x = exists && k < line.k ? read(line, at + k * line.x.column_stride) : Element{};
+            leave_out(above, x);
+            tile[in_tile][j] = x;
         }
         __syncthreads();
         const auto code_of = [&](int t) { return first + t < params.panel ? codes[first + t] : ZERO_LINE; };
