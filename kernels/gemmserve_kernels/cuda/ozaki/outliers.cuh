@@ -19,13 +19,15 @@ GEMM_DEVICE double size_of(const Element& x) {
 // halves decide. Infinite where to leave them out cannot be worth it: they have not half of the sum of squares, or what
 // clean classes are like does not pass either.
 GEMM_DEVICE double outliers_above(
-    double largest, double factor, const Magnitudes& size, double square, double all, double target, Long k,
-    const TallyParams& tally) {
+    double largest, double factor, const Magnitudes& size, double square, double target, Long k, const TallyParams& tally) {
     constexpr unsigned FULL = 0xffffffffu;
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    double top = largest;
+    double top = largest, all = square;
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) top = fmax(top, __shfl_xor_sync(FULL, top, step));
+    for (int step = 16; step > 0; step /= 2) {
+        top = fmax(top, __shfl_xor_sync(FULL, top, step));
+        all += __shfl_xor_sync(FULL, all, step);
+    }
     const double scaled = top * factor;
     if (!(all - all == 0.0) || !(scaled > 0.0) || 4.0 * tally.most_outliers * (scaled * scaled) < all) return NO_LIMIT;
     int smaller = 0;

@@ -6,6 +6,7 @@
 
 constexpr int BLOCK_LINES = 32, THREADS = 1024;
 constexpr bool OUTLIERS = GEMM_OUTLIERS;
+constexpr int AT_ONCE = OUTLIERS && PLANAR ? 2 : 4;  // elements: of planes each is read twice
 constexpr double SMALL = 3.2033e-145, LARGE = 3.1217e144;  // 2^-480, 2^480
 constexpr double MARGIN = 1.0 + 9.313225746154785e-10;     // 1 + 2^-30: roundings of the sum, the root, the quotient
 
@@ -24,18 +25,19 @@ GEMM_DEVICE void add_element(Partial& partial, const Element& x, double factor) 
     }
 }
 
-// Partial sums of the block's lines, and for the threads of a warp those of its line, one each: `counts` says of an
-// element whether it is among them, `reads` of a line whether it is looked at.
-template <class Reads, class Counts>
-GEMM_DEVICE Partial gather(
+// Partial sums of the block's lines. `reads` says of a line whether it is looked at, `counts` of an element whether it is among
+// its sums; `looks` is called when the partial sums are there, before they are added up.
+template <class Reads, class Counts, class Looks>
+GEMM_DEVICE void gather(
     const LineParams& line, Long offset, Long first_line, const double (&factor)[BLOCK_LINES],
-    Partial (&partial)[BLOCK_LINES][33], const Reads& reads, const Counts& counts) {
+    Partial (&partial)[BLOCK_LINES][33], const Reads& reads, const Counts& counts,
+    const Looks& looks) {
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const int l = ALONG_K ? warp : lane, part = ALONG_K ? lane : warp;
     Partial found{};
     if (first_line + l < line.lines && reads(l)) {
         const Long at = offset + (first_line + l) * line.x.row_stride;
-#pragma unroll 4
+#pragma unroll AT_ONCE
         for (Long k = part; k < line.k; k += 32) {
             const Element x = read(line, at + k * line.x.column_stride);
             if (counts(l, k, x)) add_element(found, x, factor[l]);
@@ -43,11 +45,7 @@ GEMM_DEVICE Partial gather(
     }
     partial[l][part] = found;
     __syncthreads();
-    Partial own{};
-    if constexpr (OUTLIERS) {
-        own = partial[warp][lane];
-        __syncthreads();
-    }
+    looks();
     for (int half = 16; half > 0; half /= 2) {
         for (int i = static_cast<int>(threadIdx.x); i < BLOCK_LINES * half; i += THREADS) {
             const int l = i / half, j = i % half;
@@ -58,7 +56,6 @@ GEMM_DEVICE Partial gather(
         }
         __syncthreads();
     }
-    return own;
 }
 
 // Nothing is counted yet; of the group of the matrix and the one after it.
@@ -83,6 +80,7 @@ GEMM_DEVICE int code_of(double sum, double target, int exponent) {
 
 // What is known of the block's lines' outliers; steps of k in no order.
 struct Apart {
+    Partial all[BLOCK_LINES];  // with them
     double above[BLOCK_LINES];
     double largest[BLOCK_LINES][33];  // by k modulo 32
     int count[BLOCK_LINES];
@@ -96,26 +94,37 @@ GEMM_DEVICE int exponent_below(double above) {
     return e < -1000 ? 1000 : e > 1000 ? -1000 : -e;
 }
 
-// Looks for outliers, and gathers those lines again, without theirs, that may have some.
-GEMM_DEVICE void set_apart(
-    const ScaleParams& params, Long offset, Long first_line, const Partial& own, double largest,
-    double (&factor)[BLOCK_LINES], Partial (&partial)[BLOCK_LINES][33], Apart& apart) {
-    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+// Looks for outliers in the partial sums of a warp's line, and the largest element of each.
+GEMM_DEVICE void look(
+    const ScaleParams& params, double largest, const double (&factor)[BLOCK_LINES], const Partial (&partial)[BLOCK_LINES][33],
+    Apart& apart) {
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     apart.largest[ALONG_K ? warp : lane][ALONG_K ? lane : warp] = largest;
-    if (thread == 0) apart.any = 0;
     __syncthreads();
+    const Partial& own = partial[warp][lane];
     const double above = outliers_above(
-        apart.largest[warp][lane], factor[warp], own.size, own.sum, partial[warp][0].sum, params.target, params.line.k,
-        params.tally);
+        apart.largest[warp][lane], factor[warp], own.size, own.sum, params.target, params.line.k, params.tally);
     if (lane == 0) {
         apart.above[warp] = above;
         apart.count[warp] = 0;
-        if (above < NO_LIMIT) atomicOr(&apart.any, 1);
+    }
+    __syncthreads();
+}
+
+// Gathers those lines again, without their outliers, that may have some.
+GEMM_DEVICE void set_apart(
+    const ScaleParams& params, Long offset, Long first_line, double (&factor)[BLOCK_LINES],
+    Partial (&partial)[BLOCK_LINES][33], Apart& apart) {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread < BLOCK_LINES) {
+        const double above = apart.above[thread];
+        apart.all[thread] = partial[thread][0];
+        const bool any = __any_sync(0xffffffffu, above < NO_LIMIT);
+        if (thread == 0) apart.any = any;
+        factor[thread] = power(exponent_below(above));
     }
     __syncthreads();
     if (!apart.any) return;
-    if (thread < BLOCK_LINES) factor[thread] = power(exponent_below(apart.above[thread]));
-    __syncthreads();
     gather(
         params.line, offset, first_line, factor, partial, [&](int l) { return apart.above[l] < NO_LIMIT; },
         [&](int l, Long k, const Element& x) {
@@ -123,7 +132,8 @@ GEMM_DEVICE void set_apart(
             const int place = atomicAdd(&apart.count[l], 1);
             if (place < MOST_OUTLIERS) apart.at[l][place] = static_cast<int>(k);
             return false;
-        });
+        },
+        [] {});
 }
 
 // Writes the steps of k of the block's lines in their order: a warp those of a line.
@@ -164,7 +174,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ozaki_scale(ScaleParams
         if constexpr (OUTLIERS) largest = fmax(largest, size_of(x));
         return true;
     };
-    Partial own = gather(line, offset, first_line, factor, partial, every, measured);
+    const auto looks = [&] {
+        if constexpr (OUTLIERS) look(params, largest, factor, partial, apart);
+    };
+    gather(line, offset, first_line, factor, partial, every, measured, looks);
     int exponent = 0;
     if (l < BLOCK_LINES) {
         const Magnitudes& size = partial[l][0].size;
@@ -176,12 +189,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ozaki_scale(ScaleParams
         if (exponent != 0) again = 1;
     }
     __syncthreads();
-    if (again) own = gather(line, offset, first_line, factor, partial, every, measured);
-    Partial all{};
-    if (l < BLOCK_LINES) all = partial[l][0];
-    if constexpr (OUTLIERS) set_apart(params, offset, first_line, own, largest, factor, partial, apart);
+    if (again) gather(line, offset, first_line, factor, partial, every, measured, looks);
+    if constexpr (OUTLIERS) set_apart(params, offset, first_line, factor, partial, apart);
     if (l < BLOCK_LINES) {
         const bool exists = first_line + l < line.lines;
+        Partial all = OUTLIERS ? apart.all[l] : partial[l][0];
         int code = code_of(all.sum, params.target, exponent);
         if constexpr (OUTLIERS) {
             const double above = apart.above[l];
