@@ -131,9 +131,10 @@ def _partial_bytes(problem: GemmProblem, spec: DeviceSpec) -> int:
 
 def _algorithm_bytes(plan: Plan, problem: GemmProblem, spec: DeviceSpec) -> int:
     if plan.arithmetic == "ozaki":
-        moduli = resolve_ozaki(plan.config, problem, spec).moduli * (3 if problem.dtype.kind == "c" else 1)
+        tile = resolve_ozaki(plan.config, problem, spec)
+        moduli = tile.moduli * (3 if problem.dtype.kind == "c" else 1)
         lines, tiles = (problem.m + problem.n) * problem.k, problem.m * problem.n
-        apart = 4 * OUTLIER_WORDS * problem.batch * (problem.m + problem.n)
+        apart = 4 * OUTLIER_WORDS * problem.batch * (problem.m + problem.n) if tile.outliers else 0
         return apart + min(WORKSPACE, 2 * moduli * problem.batch * (lines + tiles))
     if plan.arithmetic in _PLANES:
         scheme = SCHEMES[problem.compute]
