@@ -168,6 +168,7 @@ class GemmConfigFields(Strict):
     raster: int | None = Field(None, ge=1, le=1024)
     promote: int | None = Field(None, ge=1, le=1 << 20)
     moduli: int | None = Field(None, ge=1, le=32)
+    outliers: int | None = Field(None, ge=0, le=64)
     rounding_big: Rounding | None = None
     rounding_small: Rounding | None = None
     algorithm: AlgorithmName | None = None

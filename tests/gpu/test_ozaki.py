@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from framed import Framed
@@ -165,6 +167,8 @@ def hostile(kind, shape, dtype, generator):
     x = normal() + 1j * normal() if dtype == "complex128" else normal()
     if kind == "spikes":
         return 1e-6 * x + 1e3 * (generator.random(shape) < 1e-4)
+    if kind == "targets":
+        return x * cupy.where(generator.random(shape) < 1e-3, 1e5, 1.0)
     if kind == "exponents":
         return x * cupy.exp(6 * normal())
     if kind == "heavy":
@@ -174,7 +178,7 @@ def hostile(kind, shape, dtype, generator):
     return x
 
 
-@pytest.mark.parametrize("kind", ["normal", "spikes", "exponents", "heavy", "sparse"])
+@pytest.mark.parametrize("kind", ["normal", "spikes", "targets", "exponents", "heavy", "sparse"])
 @pytest.mark.parametrize("shape", [(1100, 1300, 2048), (4096, 4096, 1000), (512, 300, 129)], ids=str)
 @pytest.mark.parametrize("dtype", ["complex128", "float64"])
 def test_every_element_is_as_accurate_as_the_vendors(launcher, dtype, shape, kind):
@@ -195,6 +199,34 @@ def test_every_element_is_as_accurate_as_the_vendors(launcher, dtype, shape, kin
         float((np.abs(d[rows][:, columns].get() - exact) / np.where(size == 0, 1, size)).max()) for d in (out, native)
     )
     assert error <= max(4, 2 * own)
+
+
+@pytest.mark.parametrize("dtype", ["complex128", "float64"])
+def test_outliers_are_multiplied_apart(launcher, dtype):
+    """To the last place and without a tile in plain arithmetic; however the product is made, with the same bits."""
+    import cupy
+
+    m, n, k, most = 300, 700, 3000, 16
+    generator = cupy.random.default_rng(np.random.SeedSequence().entropy)
+    a, b = hostile("targets", (m, k), dtype, generator), hostile("spikes", (k, n), dtype, generator)
+    problem = GemmProblem.build(Operand.of(a), Operand.of(b), compute="ozaki")
+    tile = replace(ozaki.resolve(None, problem, launcher.spec), outliers=most)
+
+    def product(left, right, **changes):
+        out = cupy.full((m, n), cupy.nan, dtype)
+        ozaki.run_gemm(launcher, problem, replace(tile, **changes), left, right, None, out)
+        return out.get()
+
+    found = product(a, b)
+    exact = reference.oracle_gemm(problem, a.get(), b.get())
+    assert (np.abs(found - exact) <= 4 * 2.0**-53 * (np.abs(a.get()) @ np.abs(b.get()))).all()
+    sides = [ozaki.prepare_operand(launcher, x, side, outliers=most) for x, side in ((a, "a"), (b, "b"))]
+    turned = cupy.asfortranarray(a)
+    for other in (
+        product(a, b), product(a, b, plain=True), product(a, b, workspace=1 << 22), product(a, b, cluster=1),
+        product(sides[0], b), product(a, sides[1]), product(*sides), product(turned, b),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(other, found)
 
 
 def test_a_large_product_by_sampled_rows(launcher):

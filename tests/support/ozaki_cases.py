@@ -57,6 +57,8 @@ class Case:
         elif self.kind == "zeros":
             a[..., 1, :] = 0
             b[..., :, 2] = 0
+        elif self.kind == "spiky":
+            a[..., 3], b[..., 5, :], a[..., 2, 7] = 1e9, -1e12, 1e200
         elif self.kind == "nonfinite":
             a[..., 3, 5], b[..., 2, 7], a[..., -1, 0] = np.nan, np.inf, -np.inf
         return a, b, None if self.c is None else one(self.c)
@@ -95,7 +97,9 @@ def run(launcher, case: Case, put, get, *, prepared: str = "", plain: bool = Fal
     device = tuple(None if x is None else put(x) for x in (a, b, c))
     out = put(np.full(problem.result_shape, np.nan, problem.result_dtype, order=case.order))
     sides = [
-        ozaki.prepare_operand(launcher, x, side, trans, planar=problem.planar, moduli=tile.moduli)
+        ozaki.prepare_operand(
+            launcher, x, side, trans, planar=problem.planar, moduli=tile.moduli, outliers=tile.outliers
+        )
         if side in prepared
         else x
         for side, x, trans in zip("ab", device[:2], (problem.trans_a, problem.trans_b), strict=True)
@@ -123,5 +127,9 @@ CASES = {
     "planar": Case((40, 50), (50, 70), "float64", c=(40, 70), options={"layout": "planar", "beta": 1.5}),
     "batch": Case((3, 20, 50), (3, 50, 30), "float64"),
     "broadcast batch": Case((2, 1, 9, 30), (3, 30, 11), "float64"),
+    "outliers": Case((40, 300), (300, 70), kind="spiky", tile={"outliers": 16}),
+    "outliers, float64, AT BT": Case(
+        (300, 40), (70, 300), "float64", "spiky", options={"trans_a": "T", "trans_b": "T"}, tile={"outliers": 16}
+    ),
     "panels": Case((2, 300, 20), (20, 520), "float64", tile={"workspace": 1 << 20}),
 }

@@ -14,6 +14,7 @@ from gemmserve_kernels.algorithms.common.splits import SCHEMES
 from gemmserve_kernels.algorithms.cpu.gemm import BLOCK_BYTES
 from gemmserve_kernels.algorithms.ozaki.gemm import resolve as resolve_ozaki
 from gemmserve_kernels.algorithms.ozaki.gemm_reduce import panel_bytes
+from gemmserve_kernels.algorithms.ozaki.lines import OUTLIER_WORDS
 from gemmserve_kernels.algorithms.ozaki.plan import WORKSPACE
 from gemmserve_kernels.algorithms.screen.gemm_reduce import screened_bytes
 from gemmserve_kernels.algorithms.screen.seconds import screen_seconds
@@ -130,9 +131,11 @@ def _partial_bytes(problem: GemmProblem, spec: DeviceSpec) -> int:
 
 def _algorithm_bytes(plan: Plan, problem: GemmProblem, spec: DeviceSpec) -> int:
     if plan.arithmetic == "ozaki":
-        moduli = resolve_ozaki(plan.config, problem, spec).moduli * (3 if problem.dtype.kind == "c" else 1)
+        tile = resolve_ozaki(plan.config, problem, spec)
+        moduli = tile.moduli * (3 if problem.dtype.kind == "c" else 1)
         lines, tiles = (problem.m + problem.n) * problem.k, problem.m * problem.n
-        return min(WORKSPACE, 2 * moduli * problem.batch * (lines + tiles))
+        apart = 4 * OUTLIER_WORDS * problem.batch * (problem.m + problem.n) if tile.outliers else 0
+        return apart + min(WORKSPACE, 2 * moduli * problem.batch * (lines + tiles))
     if plan.arithmetic in _PLANES:
         scheme = SCHEMES[problem.compute]
         return plane_bytes(problem, scheme, widens=widening_module(problem, plan.config, spec) is not None)

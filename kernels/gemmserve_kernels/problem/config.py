@@ -25,9 +25,9 @@ class GemmConfig:
     `split_k`: parts that k is cut into. `cluster`: blocks that share operands by multicast (`wgmma`, `ozaki`).
     `raster`: rows of tiles walked together for the cache's sake. `promote`: steps of k between promotions of the tensor
     core's partial sums. `rounding_big`, `rounding_small`: how parts become TF32, of `ROUNDINGS` (`mma`). `moduli`:
-    residues (`ozaki`). `strips`: parts that the result is cut into, across columns and then across rows too, of which
-    one after the other has its planes made and multiplied (float16 and bfloat16 planes): less memory for planes, the
-    same bits.
+    residues (`ozaki`). `outliers`: elements of a row or column that are multiplied apart, at most; 0: none (`ozaki`).
+    `strips`: parts that the result is cut into, across columns and then across rows too, of which one after the other
+    has its planes made and multiplied (float16 and bfloat16 planes): less memory for planes, the same bits.
 
     An algorithm refuses a field that it does not have.
     """
@@ -47,6 +47,7 @@ class GemmConfig:
     raster: int | None = None
     promote: int | None = None
     moduli: int | None = None
+    outliers: int | None = None
     rounding_big: str | None = None
     rounding_small: str | None = None
     strips: int | None = None
@@ -70,9 +71,12 @@ class GemmConfig:
         )
 
     def only(self, algorithm: str, allowed: Collection[str]) -> None:
-        """Raises ConfigInfeasible where a field is set that `algorithm` does not have, or a number is below 1."""
+        """Raises ConfigInfeasible where a field is set that `algorithm` does not have, or a number is below 1
+        (`outliers`: below 0).
+        """
         for name, value in self.tile_fields.items():
             if name not in allowed:
                 raise ConfigInfeasible(f"{name}: the {algorithm} algorithm has no such setting")
-            if isinstance(value, int) and value < 1:
-                raise ConfigInfeasible(f"{name}: must be at least 1, not {value}")
+            least = 0 if name == "outliers" else 1
+            if isinstance(value, int) and value < least:
+                raise ConfigInfeasible(f"{name}: must be at least {least}, not {value}")

@@ -23,6 +23,9 @@ ZERO_LINE = 1
 NEVER = 1 << 30
 """The deficit of what is not finite, in 64ths."""
 UNIT = 2.0**-53
+CLASSES, CLEAN_CLASSES, LINES = 32, 8, 32
+"""Classes of steps of k, how many of them have no outlier at least, lines that have half of the most in the mean
+(cuda/ozaki/outliers.cuh)."""
 
 
 def parts(x: Array) -> list[Array]:
@@ -44,6 +47,44 @@ def codes(x: Array, moduli: Moduli) -> Array:
         fraction, exponent = math.frexp(target / norm)
         found.append(8 * (exponent - 1 - shift) + int(fraction * 8))
     return np.array(found, np.int64)
+
+
+def outliers(x: Array, moduli: Moduli, most: int) -> Array:
+    """Which elements of each line are multiplied apart, at most so many, half of that in the mean. bool (lines, k)."""
+    k = x.shape[1]
+    size = np.max([np.abs(p) for p in parts(x)], axis=0)
+    rest, code = np.zeros(x.shape, bool), codes(x, moduli)
+    for i, line in enumerate(size):
+        if not line.any():
+            continue
+        top = float(line.max())
+        scaled = [np.ldexp(p[i], -math.frexp(top)[1]) for p in parts(x)]
+        squares, sizes = sum(p**2 for p in scaled), [np.abs(p) for p in scaled]
+        largest = np.array([line[c::CLASSES].max(initial=0) for c in range(CLASSES)])
+        above = np.float64((3 if k < 4096 else 2) * np.sort(largest)[CLEAN_CLASSES - 1])
+        above = (above.view(np.int64) | 0xFFFFFFFF).view(np.float64)
+        clean = (largest <= above)[np.arange(k) % CLASSES]
+        all_squares, of_clean = squares.sum(), squares[clean].sum()
+        share = CLASSES / (largest <= above).sum()
+        if 4 * most * math.ldexp(top, -math.frexp(top)[1]) ** 2 < all_squares or of_clean > 0.75 * all_squares:
+            continue
+        norm = math.sqrt(of_clean * share)
+        if norm > 0:
+            counted = max(each[clean].sum() for each in sizes) * share / norm * moduli.target(k)
+            counted /= whole(moduli, k, complex_=len(scaled) == 2)
+            if (k - counted - (k / 4 + 2) / WHOLE) * WHOLE > limit(k) * 3 / 4:
+                continue
+        apart = line > above
+        if not 0 < apart.sum() <= most:
+            continue
+        (finer,) = codes(np.where(apart, 0, x[i])[None], moduli)
+        binades = int(finer >> 3) - int(code[i] >> 3)
+        if finer == ZERO_LINE or 2 * int(finer & 7) << max(0, min(binades, 9)) >= 3 * int(code[i] & 7):
+            rest[i] = apart
+    for first in range(0, len(x), LINES):
+        if 2 * rest[first : first + LINES].sum() > LINES * most:
+            rest[first : first + LINES] = False
+    return rest
 
 
 def integers(x: Array, code: Array) -> list[Array]:

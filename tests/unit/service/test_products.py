@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gemmserve_kernels import DeviceSpec, KernelError, Operand
+from gemmserve_kernels import DeviceSpec, GemmConfig, KernelError, Operand
 from gemmserve_kernels.problem.errors import ComputeUnsupported, ShapeMismatch
 from gemmserve_service import products
 from gemmserve_service.scheduling import tasks
@@ -97,3 +97,13 @@ def test_a_zero_has_no_sign():
     )
     assert not np.signbit(problem.alpha.real)
     assert not np.signbit(problem.alpha.imag)
+
+
+def test_none_is_a_number_of_outliers():
+    """What asks for the bits without them: 0 is not left out on the way to the kernels."""
+    params = GemmParams.model_validate({"config": {"algorithm": "ozaki", "outliers": 0}})
+    problem = products.build(params, {name: Operand.contiguous((2, 2), np.dtype("c16")) for name in "ab"})
+    assert problem.config == GemmConfig(algorithm="ozaki", outliers=0)
+    for count in (-1, 65):
+        with pytest.raises(ValueError, match="outliers"):
+            GemmParams.model_validate({"config": {"outliers": count}})

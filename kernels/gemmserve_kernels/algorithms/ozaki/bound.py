@@ -38,15 +38,34 @@ equal elements), their sum has a standard deviation of at most t / sqrt(6), so t
 With 15 moduli r is 0.15 (float64) and 3.1 (complex128) at worst, half of that where all pairs have such deficits.
 On normal data (1) finds a third of what there is, and errors are 0.1 to 1 units.
 
+**Outliers.** A few elements far above the others make a line's scale too coarse for those. They are taken out of it:
+x = x' + x^, y = y' + y^, where x^ and y^ have at most `most_outliers` elements, and
+
+    sum_k x_k y_k = sum_k x'_k y'_k + sum_k x^_k y_k + sum_k x'_k y^_k                                          (4)
+
+Scales, counts and residues are those of x' and y'; where x' is zero throughout, so are its integers. The other two
+sums, of disjoint steps of k, are added to the rounded first one with twice the bits (Dot2 of Ogita, Rump and Oishi:
+with s terms, what is added to the rounding of the result is below 4 s^2 2^-106 of the sum of magnitudes). Since (|x'|
+|y'|) and the magnitudes of those terms add up to (|A| |B|)_ij, (2) and (3) hold with 4 in the place of 3, whatever
+elements are outliers. Which are (cuda/ozaki/outliers.cuh) depends on the line and the 32 lines that it is one of:
+steps of k modulo 32 are 32 classes; the eighth smallest of their largest elements is an ordinary one wherever outliers
+lie in at most 24 of them; outliers are those above twice that (three times where k is small), where they are few
+enough, the 32 lines have half as many in the mean, and the scale gains half of itself. Normal lines have none: their
+bits are the same with and without. An outlier costs a multiply-add of every element of its row or column, read from
+memory: about what residues save in 120 steps of k (complex128 8192^3 on an H100).
+
 **What passes.** Normal, uniform, one-sided, QAM, steering-vector data and what has their rows and columns scaled, from
-k = 128 on. Not so sparse rows, identities and gates (a share of NU of the terms must be large), heavy tails, elements
-that are not finite, grading along k: their tiles are multiplied in double precision.
+k = 128 on; with outliers such data with spikes or point targets, and lines of a few elements (identities, permutations,
+gates). Not so other sparse rows (a share of NU of the terms must be large), tails as heavy as Cauchy's, elements that
+are not finite, grading along k: their tiles are multiplied in double precision.
 """
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.ozaki.moduli import Moduli
@@ -61,6 +80,11 @@ WORDS: Final = 3
 """Deficits of a group of lines: `most`, `both`, `better`."""
 QUARTERS: Final = 4
 """Words of a group of what its lines lack at least by their norms: each of a quarter of its lines."""
+MOST_OUTLIERS: Final = 64
+"""Outliers of a line at most; MOST_OUTLIERS in cuda/ozaki/params.cuh."""
+_WORTH: Final = {"complex128": (1024, 128), "float64": (2048, 512)}
+"""Where residues begin to save time, and steps of k from there on for each outlier that a line may have: half as many
+in the mean of rows and of columns cost what residues save, at worst."""
 LINES: Final = 128
 """Lines that are judged together; JUDGED_LINES in cuda/common/judging/judged.cuh."""
 
@@ -73,3 +97,11 @@ def whole(moduli: Moduli, k: int, *, complex_: bool) -> float:
 def limit(k: int) -> int:
     """Return the limit of the sum of two parts' deficits, in 64ths."""
     return math.floor((1 - NU) * WHOLE * k)
+
+
+def most_outliers(k: int, dtype: np.dtype) -> int:
+    """Return how many outliers a line of k elements may have so that multiplying them apart pays; 0 of single
+    precision, which has no counts.
+    """
+    least, worth = _WORTH.get(np.dtype(dtype).name, (k, 1))
+    return max(0, min(MOST_OUTLIERS, (k - least) // worth))

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 import numpy as np
 
 from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand, source_of
-from gemmserve_kernels.algorithms.ozaki.lines import JUDGED, Lines, Prepared, Tally
+from gemmserve_kernels.algorithms.ozaki.bound import MOST_OUTLIERS, most_outliers
+from gemmserve_kernels.algorithms.ozaki.lines import JUDGED, Lines, Prepared
 from gemmserve_kernels.algorithms.ozaki.moduli import MAX_K, Moduli, available, needed
 from gemmserve_kernels.algorithms.ozaki.plan import PATCH_TILES, SHARED, OzakiTile, Run
 from gemmserve_kernels.device.struct_params import StoredArray, launches, matrix_view, stored_operands
@@ -52,7 +53,8 @@ class OzakiOperand:
     """A prepared operand: residues that serve any partner, and the array itself for what residues cannot do.
 
     `residues`: uint8 (matrices, moduli * parts, lines, pitch). `codes`: int32 (matrices, lines), the scales.
-    `deficits`: uint32, what they lack (ozaki.lines.Deficits), in double precision.
+    `deficits`: uint32, what they lack (ozaki.lines.Deficits), in double precision. `apart`: int32, where outliers are
+    (ozaki.lines.Tally), `outliers` a line at most; None where that is 0.
     """
 
     arithmetics: ClassVar = frozenset({"ozaki"})
@@ -63,19 +65,21 @@ class OzakiOperand:
     trans: str
     planar: bool
     moduli: int
+    outliers: int
     residues: Any
     codes: Any
     deficits: Any | None
+    apart: Any | None
 
     @property
     def arrays(self) -> tuple[Any, ...]:
         """All that it holds beside the array."""
-        return (self.residues, self.codes) if self.deficits is None else (self.residues, self.codes, self.deficits)
+        return tuple(x for x in (self.residues, self.codes, self.deficits, self.apart) if x is not None)
 
     def with_arrays(self, source: Any, arrays: Sequence[Any]) -> OzakiOperand:
         """The same with other arrays, made of `source`."""
-        deficits = arrays[2] if len(arrays) > 2 else None
-        return replace(self, array=source, residues=arrays[0], codes=arrays[1], deficits=deficits)
+        deficits, apart = (*arrays[2:], None, None)[:2]
+        return replace(self, array=source, residues=arrays[0], codes=arrays[1], deficits=deficits, apart=apart)
 
     @property
     def nbytes(self) -> int:
@@ -84,9 +88,10 @@ class OzakiOperand:
 
     def serves(self, problem: GemmProblem, side: int, tile: OzakiTile) -> bool:
         """Whether it was prepared for this side of this product; otherwise `array` is used, to the same bits."""
-        wanted = ("ab"[side], (problem.trans_a, problem.trans_b)[side], problem.planar, tile.moduli)
+        trans = (problem.trans_a, problem.trans_b)[side]
+        wanted = ("ab"[side], trans, problem.planar, tile.moduli, tile.outliers)
         own = self.array.shape[1:-2] if problem.planar else self.array.shape[:-2]
-        return (self.side, self.trans, self.planar, self.moduli) == wanted and (
+        return (self.side, self.trans, self.planar, self.moduli, self.outliers) == wanted and (
             self.codes.shape[0] == 1 or tuple(own) == problem.batch_shape
         )
 
@@ -108,9 +113,11 @@ def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
 
 @lru_cache(maxsize=1024)
 def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -> OzakiTile:
-    """The number of moduli from the accuracy of the dtype and k, or as `config` has it. Raises ConfigInfeasible."""
+    """The number of moduli from the accuracy of the dtype and k, that of outliers from k, or as `config` has them.
+    Raises ConfigInfeasible.
+    """
     config = config or GemmConfig()
-    config.only("ozaki", ("moduli", "stages", "raster", "cluster"))
+    config.only("ozaki", ("moduli", "stages", "raster", "cluster", "outliers"))
     moduli = config.moduli or needed(problem.k, problem.dtype)
     complex_ = problem.dtype.kind == "c"
     most = len(available(complex_=complex_))
@@ -118,7 +125,10 @@ def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -
         raise ConfigInfeasible(f"moduli: from 2 to {most}, not {moduli}")
     if Moduli.first(moduli, complex_=complex_).target(problem.k) < 1:
         raise ConfigInfeasible(f"moduli: {moduli} are too few for k = {problem.k}")
-    tile = OzakiTile(moduli, config.stages or 4, config.raster or 8, config.cluster or 2)
+    outliers = most_outliers(problem.k, problem.dtype) if config.outliers is None else config.outliers
+    if outliers > (MOST_OUTLIERS if problem.dtype.name in JUDGED else 0):
+        raise ConfigInfeasible(f"outliers: at most {MOST_OUTLIERS} a line of double precision, not {outliers}")
+    tile = OzakiTile(moduli, config.stages or 4, config.raster or 8, config.cluster or 2, outliers)
     if tile.cluster > 2:
         raise ConfigInfeasible(f"cluster: the ozaki kernel has 1 and 2, not {tile.cluster}")
     if tile.shared + SHARED > spec.shared_per_block:
@@ -147,16 +157,24 @@ def run_gemm(
     prepared: list[Prepared | None] = []
     for side, x in enumerate(payloads):
         usable = isinstance(x, OzakiOperand) and x.serves(problem, side, tile)
-        prepared.append(Prepared(x.residues, x.codes, x.deficits) if usable else None)
+        prepared.append(Prepared(x.residues, x.codes, x.deficits, x.apart) if usable else None)
     Run(launcher, problem, tile, stored, bases, (prepared[0], prepared[1])).run()
 
 
 def prepare_operand(
-    launcher: Launcher, array: Any, side: Literal["a", "b"], trans: str = "N", *, planar: bool = False, moduli: int = 0
+    launcher: Launcher,
+    array: Any,
+    side: Literal["a", "b"],
+    trans: str = "N",
+    *,
+    planar: bool = False,
+    moduli: int = 0,
+    outliers: int | None = None,
 ) -> OzakiOperand:
     """Residues of op(array), (..., rows, columns) behind the planar axis, for any partner.
 
-    `moduli`: as `needed` says where it is 0. `run_gemm` gives the same bits with them as without.
+    `moduli`: as `needed` says where it is 0; `outliers`: as `most_outliers` says where it is None. `run_gemm` gives the
+    same bits with them as without.
     """
     stored, base = StoredArray.of(launcher, array)
     shape = stored.shape[1:] if planar else stored.shape
@@ -166,14 +184,16 @@ def prepare_operand(
     dtype = np.dtype(f"c{2 * stored.dtype.itemsize}") if planar else stored.dtype
     count = moduli or needed(view.columns, dtype)
     constants = Moduli.first(count, complex_=complex_)
-    lines = Lines(view, complex_=complex_, planar=planar, conjugate=trans in {"C", "R"}, moduli=constants)
+    most = most_outliers(view.columns, dtype) if outliers is None else outliers
+    lines = Lines(view, complex_, planar, trans in {"C", "R"}, constants, most)
     matrices = int(np.prod(shape[:-2], dtype=np.int64))
     codes = launcher.empty((matrices, view.rows), np.dtype(np.int32))
     residues = lines.empty(launcher, matrices, view.rows)
-    tally = Tally.allocate(launcher, matrices, view.rows) if lines.judged else None
+    tally = lines.tally(launcher, matrices)
     for first, batch_shape, (piece,) in launches(shape[:-2], [view]):
         here, count_here = replace(lines, view=piece), int(np.prod(batch_shape, dtype=np.int64))
         part_codes, part = codes[first : first + count_here], residues[first : first + count_here]
         here.scale(launcher, batch_shape, 0, part_codes, count_here, tally, first)
         here.convert(launcher, batch_shape, 0, part_codes, part, 0, view.rows, tally, first)
-    return OzakiOperand(array, side, trans, planar, count, residues, codes, tally and tally.deficits.array)
+    deficits, apart = (tally.deficits.array, tally.outliers) if tally else (None, None)
+    return OzakiOperand(array, side, trans, planar, count, most, residues, codes, deficits, apart)

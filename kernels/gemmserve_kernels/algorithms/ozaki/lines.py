@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gemmserve_kernels.algorithms.common.operands import TYPES, flag
-from gemmserve_kernels.algorithms.ozaki.bound import LINES, QUARTERS, WORDS
+from gemmserve_kernels.algorithms.ozaki.bound import LINES, MOST_OUTLIERS, QUARTERS, WORDS
 from gemmserve_kernels.algorithms.ozaki.params import (
     ConvertParams,
     LineParams,
@@ -28,15 +28,20 @@ if TYPE_CHECKING:
 UNIT: Final = 256
 """Lines of a plane, and rows and columns of a panel, are multiples of this."""
 PITCH: Final = 128
+OUTLIER_WORDS: Final = 4 + MOST_OUTLIERS
+"""Words of what is kept of a line's outliers: above which size they are, how many, where."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A whole operand: residues (matrices, planes, lines, pitch), codes (matrices, lines), `Deficits.array`."""
+    """A whole operand: residues (matrices, planes, lines, pitch), codes (matrices, lines), `Deficits.array`,
+    `Tally.outliers`.
+    """
 
     residues: Any
     codes: Any
     deficits: Any
+    outliers: Any
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ JUDGED: Final = ("float64", "complex128")
 class Deficits:
     """Deficits of groups of lines, in an array of uint32: for each of `groups` of each of `matrices` matrices QUARTERS
     words that are known before lines are counted (`Least` in judging/judged.cuh), then WORDS for each (`Deficits`
-    there), then one word that is not 0 where any is large.
+    there), then one word: DOUBTED where any is large, APART where a line has outliers.
     """
 
     array: Any
@@ -89,18 +94,23 @@ class Deficits:
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts of an operand's lines. `sums`, `arrivals`: of use until all lines are converted."""
+    """Counts of an operand's lines. `sums`, `arrivals`: of use until all lines are converted. `outliers`: int32
+    (matrices, lines, OUTLIER_WORDS), `Outliers` in cuda/ozaki/params.cuh; None where none are multiplied apart.
+    """
 
     deficits: Deficits
     sums: Any
     arrivals: Any
+    outliers: Any | None
 
     @classmethod
-    def allocate(cls, launcher: Launcher, matrices: int, lines: int) -> Tally:
+    def allocate(cls, launcher: Launcher, matrices: int, lines: int, *, outliers: bool) -> Tally:
         """Memory; `Lines.scale` clears it."""
         deficits = Deficits.allocate(launcher, matrices, lines)
         sums = launcher.empty((matrices, lines), np.dtype(np.uint64))
-        return cls(deficits, sums, launcher.empty((matrices * deficits.groups,), np.dtype(np.uint32)))
+        arrivals = launcher.empty((matrices * deficits.groups,), np.dtype(np.uint32))
+        apart = launcher.empty((matrices, lines, OUTLIER_WORDS), np.dtype(np.int32)) if outliers else None
+        return cls(deficits, sums, arrivals, apart)
 
 
 @dataclass(frozen=True)
@@ -131,6 +141,8 @@ class Lines:
     planar: bool
     conjugate: bool
     moduli: Moduli
+    outliers: int
+    """Most elements of a line that are multiplied apart."""
 
     @property
     def planes(self) -> int:
@@ -155,6 +167,16 @@ class Lines:
         """Whether lines are counted."""
         return self.view.dtype.name in JUDGED
 
+    def tally(self, launcher: Launcher, matrices: int) -> Tally | None:
+        """Memory for the counts of so many matrices; None where lines are not counted."""
+        if not self.judged:
+            return None
+        return Tally.allocate(launcher, matrices, self.view.rows, outliers=self.outliers > 0)
+
+    def outliers_of(self, launcher: Launcher, outliers: Any, matrix: int) -> int:
+        """The address of a matrix's outliers."""
+        return launcher.pointer(outliers) + 4 * OUTLIER_WORDS * matrix * self.view.rows
+
     def _tally(self, launcher: Launcher, tally: Tally | None, first: int, *, counts: bool) -> TallyParams:
         if tally is None:
             return TallyParams()
@@ -165,14 +187,16 @@ class Lines:
             deficits=deficits.counted(launcher, first),
             least=deficits.least(launcher, first),
             doubt=deficits.doubt(launcher),
+            outliers=0 if tally.outliers is None else self.outliers_of(launcher, tally.outliers, first),
             groups=deficits.groups,
             counts=counts,
+            most_outliers=self.outliers,
         )
         tally_constants(params, self.moduli, self.view.columns, complex_=self.complex_)
         return params
 
     def _source(self, name: str, **extra: str) -> KernelSource:
-        extra = {**extra, "TALLY": flag(self.judged)}
+        extra = {**extra, "TALLY": flag(self.judged), "OUTLIERS": flag(self.outliers > 0)}
         return line_source(name, self.view.dtype.name, self.planar, self.complex_, self.along_k, tuple(extra.items()))
 
     def _params(self, launcher: Launcher, batch_shape: tuple[int, ...], first: int, codes: Any) -> LineParams:
@@ -254,19 +278,20 @@ def line_source(
 class Residues:
     """Residues as the multiplying kernel finds them: `lines` in each plane, the panel's from `first_line` on.
 
-    `address`, `codes`, `deficits`: of the panel's first matrix. `kept`: what keeps the memory.
+    `address`, `codes`, `deficits`, `outliers`: of the panel's first matrix. `kept`: what keeps the memory.
     """
 
     address: int
     codes: int
     deficits: int
     doubt: int
+    outliers: int
     groups: int
     lines: int
     first_line: int
     matrices: int
     shared: bool
-    kept: tuple[Any, ...]
+    kept: Prepared
 
 
 class OzakiSide:
@@ -295,7 +320,7 @@ class OzakiSide:
             if self._codes is None or self._codes[0] != first:
                 lines = self.lines.view.rows
                 codes = launcher.empty((matrices, lines), np.dtype(np.int32))
-                tally = Tally.allocate(launcher, matrices, lines) if self.lines.judged else None
+                tally = self.lines.tally(launcher, matrices)
                 self.lines.scale(launcher, batch_shape, first, codes, matrices, tally)
                 self._codes = first, codes, tally
                 self._counted.clear()
@@ -322,9 +347,7 @@ class OzakiSide:
         if self.prepared is not None:
             start = 0 if self.shared else piece + first
             prepared = self.prepared
-            return self._found(
-                launcher, prepared.residues, prepared.codes, self._prepared_deficits(), line, line, matrices, start
-            )
+            return self._found(launcher, prepared, self._prepared_deficits(), line, line, matrices, start)
         if self._last is not None and self._last[0] == (first, line, count):
             return self._last[1]
         self._last = None  # its memory may serve again
@@ -340,7 +363,8 @@ class OzakiSide:
             launcher, batch_shape, first, codes, residues, line, count, tally, counts=counts, partner=partner
         )
         deficits = None if tally is None else tally.deficits
-        found = self._found(launcher, residues, codes, deficits, line, 0, matrices)
+        made = Prepared(residues, codes, deficits and deficits.array, tally and tally.outliers)
+        found = self._found(launcher, made, deficits, line, 0, matrices)
         self._last = (first, line, count), found
         return found
 
@@ -352,25 +376,25 @@ class OzakiSide:
     def _found(
         self,
         launcher: Launcher,
-        residues: Any,
-        codes: Any,
+        made: Prepared,
         deficits: Deficits | None,
         line: int,
         first_line: int,
         matrices: int,
         start: int = 0,
     ) -> Residues:
-        """`line`: the panel's first; `first_line`: that of them in `residues`."""
-        lines = residues.shape[2]
+        """`line`: the panel's first; `first_line`: that of them in the residues."""
+        lines = made.residues.shape[2]
         return Residues(
-            launcher.pointer(residues) + start * self.lines.planes * lines * self.lines.pitch,
-            launcher.pointer(codes) + start * self.lines.view.rows * 4,
+            launcher.pointer(made.residues) + start * self.lines.planes * lines * self.lines.pitch,
+            launcher.pointer(made.codes) + start * self.lines.view.rows * 4,
             0 if deficits is None else deficits.counted(launcher, start, line),
             0 if deficits is None else deficits.doubt(launcher),
+            0 if made.outliers is None else self.lines.outliers_of(launcher, made.outliers, start),
             groups_of(self.lines.view.rows),
             lines,
             first_line,
             matrices,
             self.shared,
-            (residues, codes, None if deficits is None else deficits.array),
+            made,
         )

@@ -63,13 +63,15 @@ _PATCH_BLOCKS: Final = 8
 @dataclass(frozen=True)
 class OzakiTile:
     """Every choice made. `stages` of 48 KiB; `raster`: rows of tiles (of clusters) walked down together; `cluster`:
-    blocks that share B by multicast; `plain`: no tensor cores.
+    blocks that share B by multicast; `outliers`: elements of a line that are multiplied apart at most; `plain`: no
+    tensor cores.
     """
 
     moduli: int
     stages: int = 4
     raster: int = 8
     cluster: int = 2
+    outliers: int = 0
     workspace: int = WORKSPACE
     plain: bool = False
 
@@ -142,7 +144,7 @@ class Run:
         conjugates = (self.operands.conjugate_a, self.operands.conjugate_b)
         sides = [
             OzakiSide(
-                Lines(view, complex_=self.complex_, planar=problem.planar, conjugate=conjugate, moduli=self.moduli),
+                Lines(view, self.complex_, problem.planar, conjugate, self.moduli, self.tile.outliers),
                 self.prepared[number],
                 shared=not any(view.batch_strides),
             )
@@ -187,6 +189,12 @@ class Run:
             a_codes_step=0 if a.shared else problem.m,
             b_codes_step=0 if b.shared else problem.n,
             judged=judged,
+            a=views[0].params(),
+            b=views[1].params(),
+            a_outliers=a.outliers,
+            b_outliers=b.outliers,
+            conjugate_a=self.operands.conjugate_a,
+            conjugate_b=self.operands.conjugate_b,
         )
         params.batch_shape[:] = batch_shape
         set_factors(params, problem)
@@ -195,6 +203,7 @@ class Run:
             ("MODULI", str(self.tile.moduli)),
             ("TYPE_ACC", TYPES[problem.dtype.name]),
             ("TALLY", flag(patch is None)),
+            ("OUTLIERS", flag(self.tile.outliers > 0)),
             ("PATCH_M", str(patch.block_m if patch else 1)),
             ("PATCH_N", str(patch.block_n if patch else 1)),
         )

@@ -16,15 +16,16 @@ struct Element {
     double part[PARTS];
 };
 
-GEMM_DEVICE Element read(const LineParams& line, Long offset) {
+GEMM_DEVICE Element read(const MatrixParams& matrix, Long offset) {
     Element x;
-    const Stored first = static_cast<const Stored*>(line.x.re)[offset];
+    const Stored first = static_cast<const Stored*>(matrix.re)[offset];
     x.part[0] = real_part(first);
     if constexpr (COMPLEX) {
-        x.part[PARTS - 1] = PLANAR ? real_part(static_cast<const Stored*>(line.x.im)[offset]) : imaginary_part(first);
+        x.part[PARTS - 1] = PLANAR ? real_part(static_cast<const Stored*>(matrix.im)[offset]) : imaginary_part(first);
     }
     return x;
 }
+GEMM_DEVICE Element read(const LineParams& line, Long offset) { return read(line.x, offset); }
 
 // 2^e, -1022 <= e <= 1023.
 GEMM_DEVICE double power(int e) { return double_of(static_cast<Long>(e + 1023) << 52); }

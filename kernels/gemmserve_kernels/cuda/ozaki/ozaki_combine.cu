@@ -1,12 +1,14 @@
 // From residues of the integer product to D = alpha op(A) op(B) + beta C: Chinese remainders, exactly, then one rounding.
 //
 // Every weight has three limbs with signs, of 42 bits the lower two; every sum of residues times limbs, and what is left of it
-// when a multiple of the product of the moduli is taken away, is an integer below 2^53: all exact in float64. Double precision (GEMM_TALLY): tiles whose lines do not promise enough are left out. Single precision: elements
+// when a multiple of the product of the moduli is taken away, is an integer below 2^53: all exact in float64. Double precision (GEMM_TALLY): tiles whose lines do not promise enough are left out; to the others come terms with outliers, in double. Single precision: elements
 // whose line is flagged are left to the patch kernel, and so are blocks in which the integer product is far smaller than
 // the lines' norms promise: there the rounding to integers may show (operands graded along k).
+#include "../common/numbers/exact.cuh"
 #include "layout.cuh"
-#include "lines.cuh"
+#include "outliers.cuh"
 
+constexpr bool OUTLIERS = GEMM_OUTLIERS;
 constexpr int MODULI = GEMM_MODULI;
 constexpr int THREADS = 256, BLOCK_WORDS = THREADS, PATCH_M = GEMM_PATCH_M, PATCH_N = GEMM_PATCH_N;
 constexpr double ROUND = 6755399441055744.0;  // 1.5 * 2^52
@@ -74,13 +76,59 @@ GEMM_DEVICE double unscaled(const Wide& x, double inverse, double inverse_low, d
     return (product + rest) * first * second;
 }
 
+// x y to a sum with what rounding lost of it (exact.cuh has the sources).
+GEMM_DEVICE void add_product(Exact& sum, double x, double y) {
+    const Exact product = two_product(x, y), high = two_sum(sum.high, product.high);
+    sum = {high.high, sum.low + (high.low + product.low)};
+}
+
+GEMM_DEVICE void add_product(Exact (&sum)[PARTS], const Element& x, const Element& y) {
+    add_product(sum[0], x.part[0], y.part[0]);
+    if constexpr (COMPLEX) {
+        add_product(sum[0], -x.part[PARTS - 1], y.part[PARTS - 1]);
+        add_product(sum[PARTS - 1], x.part[0], y.part[PARTS - 1]);
+        add_product(sum[PARTS - 1], x.part[PARTS - 1], y.part[0]);
+    }
+}
+
+// An element of an operand, or its conjugate.
+GEMM_DEVICE Element read_factor(const MatrixParams& matrix, Long offset, bool conjugate) {
+    Element x = read(matrix, offset);
+    if (COMPLEX && conjugate) x.part[PARTS - 1] = -x.part[PARTS - 1];
+    return x;
+}
+
+// To an element the terms with an outlier: first those of its row, then those of its column where the row has none there. As
+// if with twice the bits; what has no such term keeps its bits. `a`, `b`: where the row and the column begin.
+template <class T>
+GEMM_DEVICE T with_outliers(
+    const RemainderParams& params, const Outliers& of_row, const Outliers& of_column, Long a, Long b, T value) {
+    Exact sum[PARTS];
+    sum[0] = {real_part(value), 0.0};
+    if constexpr (COMPLEX) sum[PARTS - 1] = {imaginary_part(value), 0.0};
+    const int in_row = of_row.count, all = in_row + of_column.count;
+    const double above = of_row.above;
+#pragma unroll 4
+    for (int t = 0; t < all; ++t) {
+        const Long k = t < in_row ? of_row.at[t] : of_column.at[t - in_row];
+        const Element x = read_factor(params.a, a + k * params.a.column_stride, params.conjugate_a);
+        const Element y = read_factor(params.b, b + k * params.b.row_stride, params.conjugate_b);
+        if (t < in_row || size_of(x) <= above) add_product(sum, x, y);
+    }
+    const auto rounded = [](const Exact& x) { return finite(x.high) && x.low != 0.0 ? x.high + x.low : x.high; };
+    return make<T>(
+        static_cast<Real<T>>(rounded(sum[0])), static_cast<Real<T>>(COMPLEX ? rounded(sum[PARTS - 1]) : 0.0));
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) ozaki_combine(RemainderParams params) {
     const Long blocks = TILE_WORDS / BLOCK_WORDS;
     const Quotient in_tile = divide(static_cast<Long>(blockIdx.x), blocks);
     const Quotient by_n = divide(in_tile.quotient, params.tiles_n);
     const Quotient by_m = divide(by_n.quotient, params.tiles_m);
     const Long matrix = by_m.quotient, tile_m = by_m.remainder, tile_n = by_n.remainder;
+    bool apart = false;
     if constexpr (GEMM_TALLY) {
+        apart = has_outliers(params.judged);
         // Both are read at once: a block that has nothing to do is over sooner.
         if (!(all_pass(params.judged) | passes(params.judged, matrix, tile_m, tile_n))) {
             if (in_tile.remainder == 0 && threadIdx.x == 0) add_failing(params.judged, in_tile.quotient);
@@ -123,6 +171,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_combine(RemainderPar
     float square = 0.0f;
     int count = 0;
     bool patch = false;
+    const auto write = [&](Acc value, Long column_in_matrix) {
+        value = scale(value, static_cast<R>(params.alpha[0]), static_cast<R>(params.alpha[1]));
+        if (reads_c) {
+            const Long at = c_offset + row_in_matrix * params.c.row_stride + column_in_matrix * params.c.column_stride;
+            const Acc c = read_c<Acc>(params.c, at);
+            value = add(value, scale(c, static_cast<R>(params.beta[0]), static_cast<R>(params.beta[1])));
+        }
+        const Long at = d_offset + row_in_matrix * params.d.row_stride + column_in_matrix * params.d.column_stride;
+        write_d(params.d, at, value);
+    };
+    __shared__ Acc held[4][THREADS];  // while outliers are added: registers are short
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const Long j = column + byte_column(i);
@@ -156,14 +215,29 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_combine(RemainderPar
                 static_cast<R>(unscaled(x, inverse, inverse_low, first, second)),
                 static_cast<R>(COMPLEX ? unscaled(y, inverse, inverse_low, first, second) : 0.0));
         }
-        value = scale(value, static_cast<R>(params.alpha[0]), static_cast<R>(params.alpha[1]));
-        if (reads_c) {
-            const Long at = c_offset + row_in_matrix * params.c.row_stride + column_in_matrix * params.c.column_stride;
-            const Acc c = read_c<Acc>(params.c, at);
-            value = add(value, scale(c, static_cast<R>(params.beta[0]), static_cast<R>(params.beta[1])));
+        if constexpr (OUTLIERS) {
+            if (apart) {
+                held[i][threadIdx.x] = value;
+                continue;
+            }
         }
-        const Long at = d_offset + row_in_matrix * params.d.row_stride + column_in_matrix * params.d.column_stride;
-        write_d(params.d, at, value);
+        write(value, column_in_matrix);
+    }
+    if constexpr (OUTLIERS) {
+        if (!apart || !inside) return;
+        const Long j = params.first_column + column, number = params.first + matrix;
+        const Outliers& of_row = params.a_outliers[matrix * params.a_codes_step + row_in_matrix];
+        const Outliers* of_column = params.b_outliers + matrix * params.b_codes_step + j;
+        const Long a = batch_offset(number, params.batch_shape, params.a.batch_stride) + row_in_matrix * params.a.row_stride;
+        const Long b = batch_offset(number, params.batch_shape, params.b.batch_stride) + j * params.b.column_stride;
+#pragma unroll 1
+        for (int i = 0; i < 4; ++i) {
+            const int step = byte_column(i);
+            if (column + step >= params.columns) return;
+            write(
+                with_outliers(params, of_row, of_column[step], a, b + step * params.b.column_stride, held[i][threadIdx.x]),
+                j + step);
+        }
     }
     if constexpr (GEMM_TALLY) return;
     if (count == 4 && square < 4.0f * params.least_alone) patch = true;

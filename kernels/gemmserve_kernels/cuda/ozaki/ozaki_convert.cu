@@ -1,12 +1,13 @@
 // Scaled integers of an operand as residues: for each modulus one byte of a real element x; of a complex one a + ib those of
 // a + rb and a - rb, r being the modulus's root of -1 (gemmserve_kernels.algorithms.ozaki.moduli). Lines are padded with
-// zeros to 128 steps, planes with lines of zeros: the multiplying kernel fetches 128 of them at a time.
+// zeros to 128 steps, planes with lines of zeros: the multiplying kernel fetches 128 of them at a time. Outliers are zeros.
 //
 // A scaled element is cut into eight bytes with signs. Two dot products of them with powers of 2^8 modulo p are congruent to
 // it and at most 2^17; a quotient by p in float32 is then the right one.
 #include "layout.cuh"
-#include "lines.cuh"
+#include "outliers.cuh"
 
+constexpr bool OUTLIERS = GEMM_OUTLIERS;
 constexpr int MODULI = GEMM_MODULI;
 constexpr int THREADS = 256, TILE_K = 128, TILE_LINES = ALONG_K ? 8 : 16;
 constexpr int BLOCKS = ALONG_K ? 6 : 5;  // of a multiprocessor at once: they wait for memory, and for what others have counted
@@ -101,6 +102,24 @@ GEMM_DEVICE void add_up(unsigned count, unsigned long long* sums) {
     }
 }
 
+// The upper half of a number's size.
+GEMM_DEVICE unsigned upper_half(double x) { return static_cast<unsigned>(bits_of(x) >> 32) & 0x7fffffffu; }
+
+// The upper half of what elements of a line are multiplied apart above: its lower half has all bits.
+GEMM_DEVICE unsigned limit_of(const ConvertParams& params, Long matrix, Long l) {
+    return upper_half(OUTLIERS ? params.tally.outliers[matrix * params.line.lines + params.first_line + l].above : NO_LIMIT);
+}
+
+// Elements that are multiplied apart are zeros here.
+GEMM_DEVICE void leave_out(unsigned above, Element& x) {
+    if constexpr (OUTLIERS) {
+        bool apart = false;
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) apart |= upper_half(x.part[p]) > above;
+        if (apart) x = Element{};
+    }
+}
+
 // The block that counted last for a group of lines finds the largest deficits among them.
 GEMM_DEVICE void judge(const ConvertParams& params, Long matrix, Long group) {
     __shared__ Deficits worst;
@@ -123,6 +142,7 @@ GEMM_DEVICE void judge(const ConvertParams& params, Long matrix, Long group) {
             found.better = x > y ? y : x;
         }
         if (line.codes[matrix * line.lines + l] == FLAGGED_LINE) found = Deficits{NEVER, NEVER, NEVER};
+        if (OUTLIERS && tally.outliers[matrix * line.lines + l].count > 0) atomicOr(tally.doubt, APART);
         if (found.both != 0) {
             atomicMax(&worst.most, found.most);
             atomicMax(&worst.both, found.both);
@@ -132,7 +152,7 @@ GEMM_DEVICE void judge(const ConvertParams& params, Long matrix, Long group) {
     __syncthreads();
     if (threadIdx.x == 0) {
         tally.deficits[matrix * tally.groups + group] = worst;
-        if (2 * worst.most > tally.limit) atomicOr(tally.doubt, 1u);
+        if (2 * worst.most > tally.limit) atomicOr(tally.doubt, DOUBTED);
     }
 }
 
@@ -191,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ozaki_convert(Conv
         if (is_lost(params, matrix, group)) {
             if (counts && thread == 0 && first_k == 0 && (params.first_line + first) % JUDGED_LINES == 0) {
                 params.tally.deficits[matrix * params.tally.groups + group] = Deficits{NEVER, NEVER, NEVER};
-                atomicOr(params.tally.doubt, 1u);
+                atomicOr(params.tally.doubt, DOUBTED);
             }
             return;
         }
@@ -214,6 +234,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ozaki_convert(Conv
         for (int i = 0; i < 4; ++i) {
             const Long k = first_k + 4 * lane + i;
             x[i] = exists && k < line.k ? read(line, at + k * line.x.column_stride) : Element{};
+        }
+        if (OUTLIERS && exists) {
+            const unsigned above = limit_of(params, matrix, l);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) leave_out(above, x[i]);
         }
         const int code = exists ? codes[l] : ZERO_LINE;
         const LineScale scale = scale_of(code);
@@ -238,11 +263,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ozaki_convert(Conv
         __shared__ Element tile[TILE_LINES][TILE_K + 1];
         const int in_tile = thread % TILE_LINES;
         const Long at = offset + (params.first_line + first + in_tile) * line.x.row_stride;
+        const bool exists = first + in_tile < params.panel;
+        const unsigned above = exists ? limit_of(params, matrix, first + in_tile) : 0;
 #pragma unroll
         for (int j = thread / TILE_LINES; j < TILE_K; j += THREADS / TILE_LINES) {
             const Long k = first_k + j;
-            tile[in_tile][j] =
-                k < line.k && first + in_tile < params.panel ? read(line, at + k * line.x.column_stride) : Element{};
+            Element x = exists && k < line.k ? read(line, at + k * line.x.column_stride) : Element{};
+            leave_out(above, x);
+            tile[in_tile][j] = x;
         }
         __syncthreads();
         const auto code_of = [&](int t) { return first + t < params.panel ? codes[first + t] : ZERO_LINE; };

@@ -20,18 +20,29 @@ struct LineParams {
     int* codes;  // [matrix][line]
 };
 
+constexpr int MOST_OUTLIERS = 64;
+
+// Elements of a line that are multiplied apart, in double (gemmserve_kernels.algorithms.ozaki.bound): those of which a real
+// part is larger than `above`, which is infinite where there are none.
+struct Outliers {
+    double above;
+    int count, reserved;
+    int at[MOST_OUTLIERS];  // steps of k, the first ones first
+};
+
 // How the elements of each line are counted, and what is made of it (gemmserve_kernels.algorithms.ozaki.bound).
 struct TallyParams {
     unsigned long long* sums;  // [matrix][line]: of the real parts, and above 32 bits of the imaginary ones
     unsigned* arrivals;        // [matrix][group]: blocks that have counted
     Deficits* deficits;        // [matrix][group]
     Least* least;              // [matrix][group]
-    unsigned* doubt;           // whether any deficit is more than half of the limit
+    unsigned* doubt;           // DOUBTED where any deficit is more than half of the limit, APART where a line has outliers
+    Outliers* outliers;        // [matrix][line]
     Long groups;
     unsigned limit;
     int counts;  // scale: doubt is set to 0; convert: lines are counted
     float step;  // a little less than TALLY_WHOLE over what counts as a whole element
-    int reserved;
+    int most_outliers;  // of a line
 };
 constexpr int TALLY_WHOLE = 64;
 
@@ -86,7 +97,7 @@ struct RemainderParams {
     const unsigned char* products;
     const int* a_codes;
     const int* b_codes;
-    Long a_codes_step, b_codes_step;  // between matrices
+    Long a_codes_step, b_codes_step;  // lines between matrices
     unsigned char* patches;           // [matrix][patches_m][patches_n]: which to do again in plain arithmetic; then whether any
     double weight[MAX_MODULI][2][3];  // of each real part; limbs, the lowest first
     double product[3];
@@ -98,4 +109,8 @@ struct RemainderParams {
     float least;  // of |scaled product|^2 on average in a warp's elements
     float least_alone;  // and in those of one thread
     JudgedParams judged;
+    MatrixParams a, b;  // of which outliers are multiplied apart
+    const Outliers* a_outliers;
+    const Outliers* b_outliers;  // [matrix][line], as codes
+    int conjugate_a, conjugate_b;
 };

@@ -7,6 +7,7 @@ import pytest
 
 from gemmserve_kernels import GemmConfig, GemmProblem, Operand
 from gemmserve_kernels.algorithms.cpu.gemm import BLOCK_BYTES
+from gemmserve_kernels.algorithms.ozaki.lines import OUTLIER_WORDS
 from gemmserve_kernels.algorithms.ozaki.plan import WORKSPACE
 from gemmserve_kernels.blocks.workspace import block_seconds, workspace_bytes
 from gemmserve_kernels.device.spec import KNOWN, DeviceSpec
@@ -28,7 +29,10 @@ def test_planes_are_the_wide_ones(dtype, bytes_an_element) -> None:
 
 
 def test_residues_have_a_bound() -> None:
-    assert 1 << 30 < workspace_bytes(block("complex128"), H200) <= WORKSPACE + (2 << 20)
+    config = GemmConfig(algorithm="ozaki", outliers=0)
+    without = workspace_bytes(block("complex128", config=config), H200)
+    assert 1 << 30 < without <= WORKSPACE + (2 << 20)
+    assert workspace_bytes(block("complex128"), H200) == without + 8192 * 4 * OUTLIER_WORDS
 
 
 def test_operands_of_another_dtype_are_converted() -> None:

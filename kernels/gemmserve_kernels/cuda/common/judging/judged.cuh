@@ -6,6 +6,7 @@
 constexpr int JUDGED_LINES = 128;  // lines of an operand that are judged together
 constexpr int JUDGED_M = 128, JUDGED_N = 256;
 constexpr unsigned NEVER = 1u << 30;  // the deficit of what is not finite
+constexpr unsigned DOUBTED = 1, APART = 2;
 
 // The largest of a group of lines: of all real parts that are not all zero, of both where there are two, of the better one.
 struct Deficits {
@@ -32,7 +33,7 @@ GEMM_DEVICE Deficits worse(const Deficits& x, const Deficits& y) {
 struct JudgedParams {
     const Deficits* a;
     const Deficits* b;
-    const unsigned* doubt_a;  // whether any deficit is more than half of what two may have together
+    const unsigned* doubt_a;  // DOUBTED: a deficit is more than half of what two may have together; APART: a line has outliers
     const unsigned* doubt_b;
     int* failing;
     Long a_step, b_step;  // groups between matrices; 0 where an operand is shared
@@ -50,6 +51,10 @@ GEMM_DEVICE void add_failing(const JudgedParams& params, Long tile) {
 
 GEMM_DEVICE bool all_pass(const JudgedParams& params) {
     return params.judged == 0 || (*params.doubt_a | *params.doubt_b) == 0;
+}
+
+GEMM_DEVICE bool has_outliers(const JudgedParams& params) {
+    return params.judged != 0 && ((*params.doubt_a | *params.doubt_b) & APART) != 0;
 }
 
 // A tile of JUDGED_M x JUDGED_N.

@@ -52,6 +52,42 @@ def share(x, y, moduli):
     return max(worst([(0, 0, 1), (1, 1, -1)]), worst([(0, 1, 1), (1, 0, 1)]))
 
 
+def share_apart(x, y, moduli, apart):
+    """`share` of lines of which `apart` elements, (of x, of y), are multiplied exactly."""
+    rest = [np.where(mask, 0, z) for z, mask in zip((x, y), apart, strict=True)]
+    gone = [np.where(mask, z, 0) for z, mask in zip((x, y), apart, strict=True)]
+
+    def fractions(z):
+        return [[Fraction(float(v)) for v in part[0]] for part in ozaki_model.parts(z)]
+
+    def rounded(z):
+        (code,) = codes = ozaki_model.codes(z, moduli)
+        if code == ozaki_model.ZERO_LINE:
+            return fractions(z)
+        scale = Fraction(2) ** int(code >> 3) * int(code & 7) / 4
+        return [[int(v) / scale for v in part[0]] for part in ozaki_model.integers(z, codes)]
+
+    def dot(p, q):
+        return sum((u * v for u, v in zip(p, q, strict=True)), Fraction(0))
+
+    exact, residues = [fractions(z) for z in (x, y)], [rounded(z) for z in rest]
+    sparse, thin = fractions(gone[0]), fractions(gone[1])
+    left = fractions(rest[0])
+
+    def worst(pairs):
+        made = sum(
+            sign * (dot(residues[0][p], residues[1][q]) + dot(sparse[p], exact[1][q]) + dot(left[p], thin[q]))
+            for p, q, sign in pairs
+        )
+        wanted = sum(sign * dot(exact[0][p], exact[1][q]) for p, q, sign in pairs)
+        size = sum(dot([abs(u) for u in exact[0][p]], [abs(v) for v in exact[1][q]]) for p, q, _ in pairs)
+        return float(abs(made - wanted) / size / U)
+
+    if x.dtype.kind != "c":
+        return worst([(0, 0, 1)])
+    return max(worst([(0, 0, 1), (1, 1, -1)]), worst([(0, 1, 1), (1, 0, 1)]))
+
+
 def passes(x, y, moduli):
     return ozaki_model.passes(deficits(x, moduli), deficits(y, moduli), x.shape[1])
 
@@ -100,6 +136,84 @@ def test_complex_lines_keep_to_it(count):
         x, y = x[0] + 1j * x[1] * 2.0 ** rng.integers(-30, 1), y[0] + 1j * y[1]
         if passes(x, y, moduli):
             assert share(x, y, moduli) <= ozaki_model.worst(moduli, k, complex_=True)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_lines_with_outliers_keep_to_it(dtype):
+    """Whatever is taken out of lines, if what is left of them passes: chosen by the kernels' rule, and by chance."""
+    rng = np.random.default_rng()
+    k, complex_ = 128, dtype == "complex128"
+    moduli = Moduli.first(15, complex_=complex_)
+    limit = ozaki_model.worst(moduli, k, complex_=complex_)
+    served = 0
+    for turn in range(24):
+        pair, masks = [], []
+        for _ in range(2):
+            (x,) = lines("normal", rng, 1, k, dtype)[None] * 2.0 ** rng.uniform(-1, 1, (1, 1, k))
+            spots = rng.choice(k, int(rng.integers(0, 9)), replace=False)
+            x[0, spots] *= 2.0 ** rng.integers(10, 200, len(spots))
+            mask = ozaki_model.outliers(x, moduli, 16)
+            if turn % 2:
+                mask = np.isin(np.arange(k), [*spots, *rng.integers(k, size=3)])[None]
+            pair.append(x)
+            masks.append(mask)
+        rest = [np.where(mask, 0, x) for x, mask in zip(pair, masks, strict=True)]
+        if passes(*rest, moduli):
+            served += 1
+            assert share_apart(*pair, moduli, masks) <= limit
+    assert served >= 12
+
+
+def test_a_search_does_not_break_the_bound_with_outliers():
+    """As above, one outlier a line, which meets what is ordinary."""
+    rng = np.random.default_rng()
+    k, moduli = 128, Moduli.first(15)
+    limit, best = ozaki_model.worst(moduli, k, complex_=False), 0.0
+    for _ in range(3):
+        order = rng.permutation(k)
+        x = np.where(order < k * rng.uniform(0.3, 0.6), 1.0, rng.uniform(0.01, 0.5)) * rng.uniform(0.9, 1.1, k)
+        y = np.where(order > k * rng.uniform(0.4, 0.7), 1.0, rng.uniform(0.01, 0.5)) * rng.uniform(0.9, 1.1, k)
+        masks = [np.arange(k)[None] == spot for spot in rng.integers(k, size=2)]
+        x, y, here = x[None], y[None], 0.0
+        for _ in range(60):
+            u, v = x.copy(), y.copy()
+            for z in (u, v):
+                z[0, rng.integers(k, size=rng.integers(1, 6))] *= 2.0 ** rng.uniform(-12, 12)
+            rest = [np.where(mask, 0, z) for z, mask in zip((u, v), masks, strict=True)]
+            u = np.where(masks[0], u, aligned(rest[0], rest[1], moduli))
+            rest[0] = np.where(masks[0], 0, u)
+            if passes(*rest, moduli) and (found := share_apart(u, v, moduli, masks)) >= here:
+                x, y, here = u, v, found
+        best = max(best, here)
+    assert limit / 60 <= best <= limit
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_what_passes_without_its_outliers(dtype):
+    """And only so; beside normal data, with as many outliers as pay at that k."""
+    rng = np.random.default_rng()
+    k = 8192
+    moduli, most = (
+        Moduli.first(needed(k, np.dtype(dtype)), complex_=dtype == "complex128"),
+        bound.most_outliers(k, dtype),
+    )
+    normal = deficits(lines("normal", rng, 64, k, dtype), moduli)
+    for kind in ("spikes", "targets", "identity", "gate"):
+        x = lines(kind, rng, 64, k, dtype)
+        apart = ozaki_model.outliers(x, moduli, most)
+        assert not ozaki_model.passes(deficits(x, moduli), normal, k), kind
+        assert ozaki_model.passes(deficits(np.where(apart, 0, x), moduli), normal, k), kind
+        assert 0 < apart.sum(axis=1).max() <= most
+    for kind in ("normal", "uniform", "one-sided", "QAM", "scaled", "steering", "exponents", "sparse"):
+        apart = ozaki_model.outliers(lines(kind, rng, 64, k, dtype), moduli, most)
+        assert not apart.any(), kind
+
+
+def test_how_many_outliers_pay():
+    found = [bound.most_outliers(k, np.dtype("complex128")) for k in (1, 1024, 1152, 2048, 8192, 1 << 24)]
+    assert found == [0, 0, 1, 8, 56, bound.MOST_OUTLIERS]
+    assert bound.most_outliers(8192, np.dtype("float64")) == 12
+    assert bound.most_outliers(8192, np.dtype("complex64")) == 0
 
 
 def test_counting_bounds_the_sum_of_magnitudes():
@@ -165,6 +279,11 @@ def lines(kind, rng, n, k, dtype):
     }
     if kind in draws:
         return one(draws[kind])
+    if kind == "targets":
+        x = one(rng.standard_normal)
+        spots = rng.integers(k, size=(n, 3))
+        x[np.arange(n)[:, None], spots] *= 10.0 ** rng.uniform(3, 5, (n, 3))
+        return x
     if kind == "scaled":
         return one(rng.standard_normal) * 2.0 ** rng.integers(-300, 300, (n, 1))
     if kind == "steering":
