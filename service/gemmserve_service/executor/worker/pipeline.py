@@ -208,7 +208,7 @@ class Pipeline(Generic[W]):
             while True:
                 if self._waiting[stage] and self._may_move(stage):
                     entry = self._busy[stage] = self._waiting[stage].popleft()
-                    if stage:
+                    if stage and self._waiting[stage - 1]:
                         self._turn[stage - 1].notify()  # may go on
                     self._changed.notify_all()
                     return entry

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -306,6 +307,33 @@ def test_one_thread_does_all_of_short_work_that_is_alone_and_no_other(short, end
     assert ended == [0, 1, 2]
     assert (2, "load", "load") in log
     assert (1, "finish", "finish") in log, "the next one is computed meanwhile"
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="switches are counted by Linux")
+def test_short_work_wakes_one_thread_and_no_other(ended):
+    """Each thread that is woken for nothing competes for the interpreter with the one that has something to do."""
+    threads = {}
+    pipeline = Pipeline(
+        lambda: threads.setdefault(threading.current_thread().name.removeprefix("gemmserve-"), threading.get_native_id()),
+        short=lambda work: work.short,
+    )
+    try:
+        for name in range(200):
+            pipeline.put(Threads(name, [], short=True), lambda work, error: ended.append(work.name))
+            pipeline.drain()
+            if name == 0:
+                began = switches(threads)
+        woken = {name: count - began[name] for name, count in switches(threads).items()}
+    finally:
+        pipeline.close()
+    assert ended == list(range(200))
+    assert max(woken[name] for name in ("load", "finish", "store")) <= 20, woken
+
+
+def switches(threads):
+    """How often each thread has slept."""
+    texts = {name: Path(f"/proc/self/task/{number}/status").read_text() for name, number in threads.items()}
+    return {name: int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for name, text in texts.items()}
 
 
 @pytest.mark.parametrize("stage", STAGES)
