@@ -314,7 +314,9 @@ def test_short_work_wakes_one_thread_and_no_other(ended):
     """Each thread that is woken for nothing competes for the interpreter with the one that has something to do."""
     threads = {}
     pipeline = Pipeline(
-        lambda: threads.setdefault(threading.current_thread().name.removeprefix("gemmserve-"), threading.get_native_id()),
+        lambda: threads.setdefault(
+            threading.current_thread().name.removeprefix("gemmserve-"), threading.get_native_id()
+        ),
         short=lambda work: work.short,
     )
     try:
