@@ -46,8 +46,8 @@ _MAX_LOG_BYTES: Final = 32 << 20
 and whoever writes waits for the thread. A short job's commit writes a dozen pages, mostly the same as the one before:
 eight times SQLite's default, this is after every 700th such commit and not after every 80th, and most of what is
 brought was written over meanwhile."""
-_MAX_ROWS_HERE: Final = 16
-"""Rows that the event loop writes itself: less than a millisecond."""
+_MAX_ROWS_HERE: Final = 64
+"""Rows that the event loop writes itself: half a millisecond."""
 _SLOW_S: Final = 0.02
 """Seconds of a commit after which the disk is taken for one that others keep busy."""
 _CALM_S: Final = 2.0

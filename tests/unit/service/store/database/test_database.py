@@ -240,9 +240,9 @@ def threads(database):
 
 
 async def test_a_few_rows_are_committed_by_the_event_loop_and_many_by_the_thread(database, threads):
-    assert [await threads.write(rows) for rows in (1, 16, 17, math.inf, 0)] == [True, True, False, False, True]
-    future = database.write_soon(lambda _: threading.current_thread() is threading.main_thread(), rows=10)
-    assert not await threads.write(10), "more than the event loop takes, both together"
+    assert [await threads.write(rows) for rows in (1, 64, 65, math.inf, 0)] == [True, True, False, False, True]
+    future = database.write_soon(lambda _: threading.current_thread() is threading.main_thread(), rows=40)
+    assert not await threads.write(40), "more than the event loop takes, both together"
     assert await future is False
     with sqlite3.connect(database.path) as other:
         assert other.execute(COUNT).fetchone() == (threads.count,)
