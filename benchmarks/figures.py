@@ -319,8 +319,9 @@ def launchers():
                 "%", " %"
             )
         )
-    rows += ["", "| kill -9 of | times | work goes on after: median | longest |", "|---|---|---|---|"]
-    for name, seconds in found["losses_s"].items():
+    rows += ["", "| loss | times | work goes on after: median | longest |", "|---|---|---|---|"]
+    losses = {f"`kill -9` of {name}": seconds for name, seconds in found["losses_s"].items()}
+    for name, seconds in (losses | {"link of the node that has the jobs, cut without a word": found["cut_s"]}).items():
         rows.append(f"| {name} | {len(seconds)} | {statistics.median(seconds):.1f} s | {max(seconds):.1f} s |")
     ordered, joined = (statistics.median(found["both_actors_s"][each]) for each in ("ordered", "joined"))
     rows += [
@@ -332,8 +333,8 @@ def launchers():
     rows += [
         "",
         f"Ray's head stopped for {head['gone_s']:.0f} s: `/readyz` was 200 in {head['readyz']['ready']} looks of",
-        f"{head['readyz']['looks']}, {head['jobs_meanwhile']:,} jobs ended meanwhile, and the bridge was back",
-        f"{head['bridge_back_s']:.1f} s after it.",
+        f"{head['readyz']['looks']}, {head['jobs_meanwhile']:,} jobs ended meanwhile, the longest after",
+        f"{head['longest_job_s']:.1f} s, and the bridge was back {head['bridge_back_s']:.1f} s after it.",
         "",
     ]
     return "\n".join(rows) + "\n"
@@ -341,13 +342,22 @@ def launchers():
 
 def cluster_overhead():
     """Return what a joined worker costs a small job, as a table."""
-    lines = ["", "| result | on the server's own worker, p50 | on a joined one | more |", "|---|---|---|---|"]
+    lines = [
+        "",
+        "| result | on the server's own worker, p50 | on a joined one | more | processor time: agent | front, more |",
+        "|---|---|---|---|---|---|",
+    ]
     for row in report("cluster")["overhead"]:
         size = row["result_bytes"]
         size = f"{size >> 10} KiB"
         local, joined = (f"{1e3 * row[who]['p50']:.2f} ms" for who in ("local", "joined"))
         more, least, most = (1e3 * row[f"more_{which}_s"] for which in ("p50", "least", "most"))
-        lines.append(f"| {size} | {local} | {joined} | {more:.2f} ms ({least:.2f} to {most:.2f}) |")
+        cpu = row["cpu_s"]
+        agent, front = cpu["joined"]["agent"], cpu["joined"]["front"] - cpu["local"]["front"]
+        lines.append(
+            f"| {size} | {local} | {joined} | {more:.2f} ms ({least:.2f} to {most:.2f}) | {1e3 * agent:.2f} ms | "
+            f"{1e3 * front:.2f} ms |"
+        )
     return "\n".join([*lines, "", ""])
 
 

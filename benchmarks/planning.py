@@ -26,7 +26,8 @@ SPLITS = [
     (2, 2048, False, 0.816),
     (2, 2048, True, 0.804),
 ]
-LOAD = OUTPUT.parent / "load-nvidia-h200.json"
+LOADS = tuple(OUTPUT.parent / f"load-nvidia-h200-x2{name}.json" for name in ("-tiles", ""))
+"""Of two hosts alike; what a file before has counts."""
 HOST_SIZES = (16384, 32768, 65536)
 ROOMY_HOST = 400e9  # bytes a second of the memory of a host that is assumed beside the measured one
 NODE_SIZES = (65536, 262144)
@@ -58,7 +59,18 @@ def predictions():
         }
         for devices, side, peers, measured in SPLITS
     ]
-    budgets = budgeted(shipped("nvidia-h200"), cube)
+    budgets = [
+        {
+            "n": each["n"],
+            "devices": each["devices"],
+            "budget": each["budget"],
+            "measured_s": each["others_s"],
+            "predicted_s": predict(
+                rates, cube(each["n"]), Hosts(each["devices"], memory="pageable", device_memory=each["budget"])
+            ).seconds,
+        }
+        for each in served()
+    ]
     hosts = []
     for n in HOST_SIZES:
         for devices in range(1, 9):
@@ -103,41 +115,14 @@ def predictions():
     }
 
 
-def budgeted(rates, cube):
-    """Return products through the service with bounded memory, as measured and as predicted: at the rates at which
-    panels went up and windows down under products where all memory was there, by the phases of that run, since the
-    probe's ring copies one array of its own, and one way at a time.
-
-    Runs without "blocks_ahead" were measured when a worker had two blocks at once, whose panels were asked for when
-    these were sent: they are predicted so, with the time in which a job is answered between, and as it is now; both in
-    the order in which blocks are planned now.
-    """
-    from gemmserve_kernels.planning.model import SERVICE, Hosts, predict
-    from gemmserve_kernels.planning.rates import Way
-
-    figures = json.loads(LOAD.read_text(encoding="utf-8"))["figures"]
-    runs = [each for each in figures if each["row"] == "large-product"]
-    (whole,) = [each for each in runs if each["budget"] is None]
-    seconds = {name: statistics.median(each[name] for each in whole["phases"][1:]) for name in ("h2d_s", "d2h_s")}
-    nbytes = cube(whole["n"]).result_bytes
-    rates = replace(rates, pageable=Way(2 * nbytes / seconds["h2d_s"], nbytes / seconds["d2h_s"]), stored=None)
-    (alone,) = [each for each in figures if each["case"] == "64^3 alone, closed loop, p99"]
-    answer_s = alone["latency"]["p50_ms"] / 1e3
-    found = []
-    for each in runs:
-        product, hosts = cube(each["n"]), Hosts(1, memory="pageable", device_memory=each["budget"])
-        pace = SERVICE if each.get("blocks_ahead") else replace(SERVICE, sent=2, ahead=0, answer_s=answer_s)
-        found.append(
-            {
-                "n": each["n"],
-                "budget": each["budget"],
-                "measured_s": each["others_s"],
-                "blocks_ahead": each.get("blocks_ahead", 0),
-                "predicted_s": predict(rates, product, hosts, pace=pace).seconds,
-                "ahead_s": predict(rates, product, hosts).seconds,
-            }
-        )
-    return found
+def served():
+    """Return the load tests' figures of a product larger than memory, each with its number of `devices`."""
+    found = {}
+    for path in LOADS:
+        for each in json.loads(path.read_text(encoding="utf-8"))["figures"]:
+            if each["row"] == "large-product":
+                found.setdefault(each["case"], {**each, "devices": len(each["devices"].split(","))})
+    return list(found.values())
 
 
 @cache
@@ -168,25 +153,22 @@ def splits_table():
 
 
 def budgets_table():
-    """Return the table of a product through the service with bounded memory of the device, measured and predicted."""
+    """Return the table of a product through the service, measured and predicted."""
     rows = [
         (
             f"{each['n']}³",
+            str(each["devices"]),
             "all" if each["budget"] is None else f"{each['budget'] / 1e9:g} GB",
             *(f"{pick(each['measured_s']):.3g} s" for pick in (min, statistics.median, max)),
             f"{each['predicted_s']:.3g} s",
             f"{100 * (each['predicted_s'] / statistics.median(each['measured_s']) - 1):+.0f} %",
-            *(() if measured_ahead() else (f"{each['ahead_s']:.3g} s",)),
         )
         for each in report()["budgets"]
     ]
-    columns = ("product", "memory", "measured: least", "median", "most", "predicted", "difference of the median")
-    return _table(columns if measured_ahead() else (*columns, "predicted with panels ahead"), rows)
-
-
-def measured_ahead():
-    """Whether products with bounded memory were measured with panels that come ahead of their blocks."""
-    return all(each["blocks_ahead"] for each in report()["budgets"])
+    columns = (
+        "product", "devices", "memory", "measured: least", "median", "most", "predicted", "difference of the median",
+    )  # fmt: skip
+    return _table(columns, rows)
 
 
 def _times(found, count, name):

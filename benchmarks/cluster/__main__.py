@@ -3,7 +3,8 @@
 Three measurements, each beside what it is compared with, in turns in the same run:
 
 - overhead: the time from a job's submission to its end, of small products whose operands are at the worker already; on
-  a server with a worker of its own, and on one whose worker has joined over TCP (loopback). By the size of the result.
+  a server with a worker of its own, and on one whose worker has joined over TCP (loopback). By the size of the result;
+  and processor time a job of the fronts and the agent, as the kernel's scheduler counts it.
 - operands: a joined worker in a network namespace, over a veth. A job whose operand is new beside one whose operand is
   there: the difference is the operand's way, in seconds and in processor time of front and agent. The same bytes
   between the same namespaces by `sendall` and `recv_into`, nothing else (`bare.py`).
@@ -100,22 +101,40 @@ def quantiles(values):
     return {"p50": statistics.median(ordered), "p90": ordered[int(0.9 * len(ordered))], "count": len(ordered)}
 
 
+def ran(processes):
+    """Return the seconds for which a processor ran these processes' threads."""
+    stats = [file for each in processes for file in Path(f"/proc/{each.pid}/task").glob("*/schedstat")]
+    return sum(int(file.read_text().split()[0]) for file in stats) / 1e9
+
+
+def fronts_and_agents(server):
+    """Return processes by what they are for: `front`, and `agent` where a worker has joined."""
+    found = {"front": [each for each in server.processes() if FRONT in each.cmdline()]}
+    if server.joined is not None:
+        found["agent"] = [psutil.Process(agent.process.pid) for agent in server.joined.agents]
+    return found
+
+
 def overhead(rounds, jobs):
     """Return times of small jobs on a worker of the server's own and on a joined one, and their difference, for each
     size of SMALL: every job of one beside a job of the other, so that what else the machine does befalls both.
     """
     rows = []
     with ExitStack() as stack:
-        connections = {
-            name: Connection(stack.enter_context(LiveServer("--device", "cpu", joins=joins)).url)
+        servers = {
+            name: stack.enter_context(LiveServer("--device", "cpu", joins=joins))
             for name, joins in (("local", None), ("joined", ["node"]))
         }
+        connections = {name: Connection(server.url) for name, server in servers.items()}
+        processes = {name: fronts_and_agents(server) for name, server in servers.items()}
         for n in SMALL:
             array = np.random.default_rng(0).standard_normal((n, n, 2), np.float32).view(np.complex64)[..., 0]
             ids = {name: (each.put(array), each.put(array)) for name, each in connections.items()}
             times, more = {name: [] for name in connections}, []
             for number in range(rounds + 1):
                 found = {name: [] for name in connections}
+                if number == 1:
+                    before = {name: {who: ran(of) for who, of in each.items()} for name, each in processes.items()}
                 for _ in range(jobs):
                     for name in random.sample(list(connections), len(connections)):
                         found[name].append(timed(lambda: connections[name].run(*ids[name])))  # noqa: B023 (called here)
@@ -128,6 +147,10 @@ def overhead(rounds, jobs):
                     "shape": [n, n],
                     "result_bytes": array.nbytes,
                     **{name: quantiles(values) for name, values in times.items()},
+                    "cpu_s": {
+                        name: {who: (ran(of) - before[name][who]) / (rounds * jobs) for who, of in each.items()}
+                        for name, each in processes.items()
+                    },
                     "more_p50_s": statistics.median(more),
                     "more_least_s": min(more),
                     "more_most_s": max(more),

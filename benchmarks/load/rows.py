@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import os
-import statistics
 import tempfile
 import threading
 import time
 from pathlib import Path
 
-from benchmarks.load import block_trace, first_products
+from benchmarks.load import devices, first_products
+from benchmarks.load.asking import Skipped, distribution, figure, jobs, small, together
 from benchmarks.load.gauges import Gauges
 from benchmarks.load.stage import PATIENCE_S, drained, pairs, serving, settled, wait_for_none
 from benchmarks.service import ceilings, histogram
 from benchmarks.service.servers import KINDS, Server
 from benchmarks.service.turns import phases_of
 
-from gemmserve_service.executor.protocol import BLOCKS_AHEAD
 from gemmserve_service.tenancy.api_keys import new_key
 
 LINK_BYTES_PER_S = 44e9
@@ -28,24 +26,9 @@ SUBMISSIONS_PER_S, MANY_PER_S = 1500.0, 10_000.0
 """Targets, where nothing on the machine is a bound."""
 MANY = 500
 """Jobs of one request."""
-STREAMED = 4
-"""Products larger than a device's memory, on each server."""
 CONNECTIONS = (1, 16)
-OPEN_CONNECTIONS = 32
 COMPLEX64 = 8
 MIB = 1 << 20
-
-
-class Skipped(Exception):  # noqa: N818 (no error)
-    """A row that cannot be measured here; the text says why."""
-
-
-def figure(case, unit, achieved, bound, bound_is, *, better="more", gauges=None, **more):
-    """Return one figure: `ratio` is achieved over bound, good where it is large ("more") or small ("less")."""
-    return {
-        "case": case, "unit": unit, "achieved": achieved, "bound": bound, "bound_is": bound_is, "better": better,
-        "ratio": achieved / bound, **(gauges.document() if gauges else {}), **more,
-    }  # fmt: skip
 
 
 def seen_done(stage):
@@ -62,32 +45,6 @@ def seen_done(stage):
             f"{n}^3, p50", "ms", latency["p50_ms"], bound, "1.5 ms and the kernel", better="less", gauges=gauges,
             client_cpu=answer["client_cpu"], latency=latency, histogram=text,
         )  # fmt: skip
-
-
-def distribution(durations_ns):
-    """Return (summary, text) of an HDR histogram of durations."""
-    found = histogram.empty()
-    for duration in durations_ns:
-        found.record_value(duration)
-    return histogram.summary(found), histogram.encoded(found)
-
-
-def jobs(stage, url, operands, *, clients=None, **command):
-    """Run jobs by client processes at one time (`clients`; all of them by default), counts divided among them.
-
-    Return {count, seconds, nbytes, ids (of each client), client_cpu (processors)}.
-    """
-    used = clients or stage.clients
-    count = command.pop("count", None)
-    shares = [None if count is None else count // len(used) + (i < count % len(used)) for i in range(len(used))]
-    commands = [{"work": "jobs", "pairs": operands, "count": share, **command} for share in shares]
-    answers = stage.all_clients(url, commands, used)
-    began, ended = min(each["began"] for each in answers), max(each["ended"] for each in answers)
-    return {
-        "count": sum(each["count"] for each in answers), "began": began, "seconds": ended - began,
-        "nbytes": sum(each["nbytes"] for each in answers), "ids": [each["ids"] for each in answers],
-        "client_cpu": sum(each["client_cpu"] for each in answers),
-    }  # fmt: skip
 
 
 def front_cpu(stage):
@@ -183,25 +140,6 @@ def generated(stage, address, connections, **command):
     }  # fmt: skip
 
 
-def together(calls):
-    """Make the calls at one time, each in a thread. Raises what the first that failed raised."""
-    failed = []
-
-    def guarded(call):
-        try:
-            call()
-        except Exception as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(call,)) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
-
-
 def small_beside_large(stage):
     """Small one-shots, closed and open loop, alone and beside large jobs of the same owner."""
     idle = {}
@@ -222,15 +160,6 @@ def small_beside_large(stage):
                 block_ms=block, large_per_s=large["count"] / large["seconds"],
                 large_of_kernel=large["count"] / large["seconds"] * stage.kernel_s(n),
             )  # fmt: skip
-
-
-def small(stage, server, loop, **more):
-    """Run small one-shots on one connection, or at `open_rate`; return the generator's answer with its `latency`."""
-    sizes = stage.sizes
-    how = {"clients": 1} if loop == "closed" else {"clients": OPEN_CONNECTIONS, "rate": sizes.open_rate}
-    work = {"protocol": "gemmserve", "operation": "product", "n": sizes.small, "seconds": sizes.turn_s}
-    answer = stage.generators[0].ask(PATIENCE_S, address=server.address, **work, **how, **more)
-    return {**answer, "latency": histogram.summary(histogram.merged([answer["histogram"]]))}
 
 
 def beside(stage, server, loop, operands, *, small_key=None, large_key=None):
@@ -361,60 +290,6 @@ def results(stage):
         )  # fmt: skip
 
 
-def two_devices(stage):
-    """Jobs a second on two devices over those on one, each by a server of its own."""
-    sizes = stage.sizes
-    if stage.kernels["devices"] < 2:
-        raise Skipped("one device")
-    kind = stage.device.partition(":")[0]
-    rates = []
-    for devices in (f"{kind}:0", f"{kind}:0,{kind}:1"):
-        with serving(devices, stage.folder) as server:
-            settled(server, len(devices.split(",")))
-            operands = pairs(stage.clients[0], server, sizes.spread)
-            command = {"depth": sizes.depth, "then": "delete"}
-            jobs(stage, server.url, operands, count=10 * len(stage.clients), **command)
-            with Gauges(server) as gauges:
-                done = jobs(stage, server.url, operands, seconds=sizes.turn_s, **command)
-        rates.append(done["count"] / done["seconds"])
-        alone = len(rates) == 1
-        yield figure(
-            f"{sizes.spread}^3 on {devices}", "jobs/s", rates[-1],
-            1 / stage.kernel_s(sizes.spread) if alone else 2 * rates[0], "kernel loop" if alone else "twice one device",
-            gauges=gauges, client_cpu=done["client_cpu"], count=done["count"],
-        )  # fmt: skip
-
-
-def streamed(stage):
-    """A product larger than what the server may use of the device, from operands in the store's files: from submission
-    to the end of the job, the median of all but the first of each server. The bound is the kernels' rate at the largest
-    resident product.
-    """
-    n, near = stage.sizes.streamed, max(stage.sizes.products)
-    bound = stage.kernel_s(near) * (n / near) ** 3
-    device, work = stage.device.partition(",")[0], {"work": "streamed", "n": n}
-    with tempfile.TemporaryDirectory(prefix="gemmserve-load-", dir=stage.folder) as data:
-        with serving(device, stage.folder, data=data) as server:
-            ids = stage.clients[0].ask(PATIENCE_S, url=server.url, count=0, ids=[], **work)["ids"]
-        os.sync()  # so that no product is computed beside the writing of its operands
-        for budget in stage.sizes.budgets:
-            variables = {} if budget is None else {"GEMMSERVE_DEVICE_MEMORY_BYTES": str(budget)}
-            told = ("--log-level", "debug")  # when each block was at which stage
-            with serving(device, stage.folder, *told, data=data, **variables) as server:
-                settled(server)
-                with Gauges(server) as gauges:
-                    answer = stage.clients[0].ask(PATIENCE_S, url=server.url, count=STREAMED, ids=ids, **work)
-                trace = block_trace.last_product(server.log.read_text(errors="replace"))
-            first_s, *others = answer["seconds"]
-            memory = "all memory" if budget is None else f"{budget / 1e9:g} GB of memory"
-            bound_is = f"kernel loop of {near}^3, by operations"
-            yield figure(
-                f"{n}^3 with {memory}", "s", statistics.median(others), bound, bound_is,
-                better="less", gauges=gauges, client_cpu=answer["client_cpu"], first_s=first_s, others_s=others, n=n,
-                budget=budget, phases=answer["phases"], blocks_ahead=BLOCKS_AHEAD, trace=trace,
-            )  # fmt: skip
-
-
 def first_product(stage):
     """First product of each kind on a fresh server over the second one: kernel cache empty, then kernels shipped.
 
@@ -454,10 +329,12 @@ ROWS = {
     "small-beside-large": small_beside_large,
     "results": results,
     "owners": owners,
-    "two-devices": two_devices,
-    "large-product": streamed,
+    "two-devices": devices.small_jobs,
+    "joined-devices": devices.joined,
+    "large-product": devices.streamed,
+    "larger-product": devices.larger,
     "first-product": first_product,
 }
 """By the name that `--only` takes, in the order in which they are measured."""
-WITH_OWN_SERVERS = ("owners", "two-devices", "large-product", "first-product")
+WITH_OWN_SERVERS = ("owners", "two-devices", "joined-devices", "large-product", "larger-product", "first-product")
 """Rows before which the shared server ends."""

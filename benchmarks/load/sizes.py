@@ -12,7 +12,8 @@ class Sizes:
     `result`, `results`: of jobs whose results are kept, and how many at most. `larges`: jobs beside small one-shots.
     `shared`: jobs of two owners, each of which asks for more than half of a device.
     `block`: the part of a larger product that a small one may have to wait for. `spread`: jobs on one and two devices.
-    `streamed`: a product with bounded memory of the device, `budgets` the bounds (None: all there is), in bytes.
+    `streamed`: a product with bounded memory of the device, `budgets` the bounds, in bytes;
+    `larger`: one that no device holds.
     `clients` processes have `depth` jobs in flight each. `turn_s`: seconds of a closed or open loop. `keep_s`,
     `fetch_s`, `first_s`: seconds after which no further job is submitted, no further kind of product tried.
     """
@@ -27,7 +28,8 @@ class Sizes:
     spread: int = 1024
     seen: tuple[int, ...] = (64, 1024)
     streamed: int = 32768
-    budgets: tuple[int | None, ...] = (None, 16_000_000_000, 8_000_000_000, 6_400_000_000)
+    budgets: tuple[int, ...] = (16_000_000_000, 8_000_000_000, 6_400_000_000)
+    larger: int = 65536
     first: tuple[int, ...] = (64, 1024, 4096)
     transfer_bytes: int = 4 << 30
     open_rate: float = 50.0
@@ -62,6 +64,6 @@ class Sizes:
 FULL = Sizes()
 TINY = Sizes(
     small=8, result=48, results=12, larges=(96,), shared=(48, 96), block=48, one_shot=32, spread=32, seen=(8,),
-    streamed=600, budgets=(None, 1 << 30), first=(8, 32), transfer_bytes=1 << 20, clients=2, depth=2, jobs=20,
+    streamed=600, budgets=(1 << 30,), larger=900, first=(8, 32), transfer_bytes=1 << 20, clients=2, depth=2, jobs=20,
     repeats=5, turn_s=0.3, keep_s=5.0, fetch_s=5.0, first_s=2.0,
 )  # fmt: skip

@@ -75,6 +75,12 @@ class Settings(BaseSettings):
         "none may. 0 picks a free one",
     )
     join_host: str = Field("127.0.0.1", description="address that this port listens on")
+    join_silence_s: float = Field(
+        7.0,
+        gt=0,
+        description="a joined worker's link over which nothing came for so long is given up, and its tasks run "
+        "elsewhere; no longer than heartbeat_timeout_s",
+    )
     join_insecure: bool = Field(
         default=False,
         description="let workers join without TLS beyond loopback: whoever is on the way reads tokens and arrays, and "

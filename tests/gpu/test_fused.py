@@ -12,6 +12,7 @@ from fused_cases import (
     SERVED,
     SPLITS,
     TILES,
+    WHOLE,
     check_case,
     check_elements,
     check_not_finite,
@@ -57,6 +58,16 @@ def test_every_element_is_as_accurate_as_plain_float32s(machine, kind, tile):
     check_elements(machine, *HOSTILE[kind], config=tile)
 
 
+@pytest.mark.parametrize("kind", sorted(SERVED - {"nothing"}))
+def test_sums_that_leave_the_tensor_core_once_for_each_chunk(machine, kind):
+    import cupy
+
+    a, b = (np.concatenate([x] * 70, axis) for x, axis in zip(HOSTILE[kind], (1, 0), strict=True))
+    _, result = run(machine, a, b, config=WHOLE)
+    vendor = cupy.matmul(cupy.asarray(a), cupy.asarray(b)).get()
+    assert elementwise(a, b, result) <= max(4, 2 * elementwise(a, b, vendor))
+
+
 @tiles
 def test_what_is_not_finite_is_what_plain_float32_makes_of_it(machine, tile):
     check_not_finite(machine, tile)
@@ -73,6 +84,22 @@ def test_elements_beside_the_vendors(machine, kind, k, tile):
     _, result = run(machine, a, b, config=tile)
     vendor = cupy.matmul(cupy.asarray(a), cupy.asarray(b)).get()
     assert elementwise(a, b, result) <= max(4, 2 * elementwise(a, b, vendor))
+
+
+@pytest.mark.parametrize("kind", ["normal", "positive"])
+@pytest.mark.parametrize("shape", [(512, 64, 64), (256, 96, 96), (256, 128, 128), (64, 256, 256), (256, 128, 70)])
+def test_elements_of_batches_beside_the_vendors(machine, kind, shape):
+    """The promotion that batches have, where the vendor's BLAS adds up all of k in a row."""
+    import cupy
+
+    batch, n, k = shape
+    a, b = random(1, "complex64", batch, n, k), random(2, "complex64", batch, k, n)
+    if kind == "positive":
+        a, b = ((np.abs(x.real) + 1j * np.abs(x.imag)).astype(np.complex64) for x in (a, b))
+    _, result = run(machine, a, b)
+    vendor = cupy.matmul(cupy.asarray(a), cupy.asarray(b)).get()
+    for i in (0, batch // 2, batch - 1):
+        assert elementwise(a[i], b[i], result[i]) <= max(4, 2 * elementwise(a[i], b[i], vendor[i]))
 
 
 @tiles

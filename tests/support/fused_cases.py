@@ -112,9 +112,13 @@ CASES = {
         )
     },
     "a for all": Gemm((40, 64), (3, 64, 36)),
+    "b for all": Gemm((3, 40, 64), (64, 36)),
     "broadcast both ways": Gemm((2, 1, 34, 40), (3, 40, 33), (3, 34, 33), options=COMPLEX_ALPHA),
     "five batch axes": Gemm((2, 1, 2, 1, 2, 33, 34), (1, 2, 1, 2, 1, 34, 35), options={"trans_a": "R"}),
 }  # fmt: skip
+
+WHOLE = GemmConfig(block_m=128, promote=64)
+"""Sums leave the tensor core once for each chunk: of tall tiles, on request."""
 
 SPLITS = {
     "two": (product(64, 70, 130, (2,)), GemmConfig(split_k=2)),
@@ -171,6 +175,17 @@ SERVED = {
     "a faint imaginary part", "nothing", "small integers",
 }  # fmt: skip
 """Those that planes must serve."""
+
+
+def check_long_promotion(machine, config, k):
+    """Sums of 32 steps of numbers of one sign are no worse than plain float32's, those of 16 are better."""
+    rng = np.random.default_rng(11)
+    a, b = (np.asarray(rng.random(shape) + 1j * rng.random(shape), np.complex64) for shape in ((70, k), (k, 66)))
+    long, short = (
+        elementwise(a, b, run(machine, a, b, config=dataclasses.replace(config, promote=promote))[1])
+        for promote in (32, 16)
+    )
+    assert short < long <= elementwise(a, b, plain(a, b))
 
 
 def check_not_finite(machine, config=None):

@@ -32,7 +32,9 @@ class JoinFront:
     port is open from `start` to `stop`, which may follow each other again.
     """
 
-    def __init__(self, *, heartbeat_timeout_s=600.0, block_side=4096, refuse=None, answer_put=None, tls=None):
+    def __init__(
+        self, *, heartbeat_timeout_s=600.0, silence_s=None, block_side=4096, refuse=None, answer_put=None, tls=None
+    ):
         self.extents: dict[str, bytearray] = {}
         self.gets, self.puts, self.inline = [], [], []
         self.joins: list[Join] = []
@@ -49,6 +51,9 @@ class JoinFront:
         """Clear: operands do not go out."""
         self.hold.set()
         self._timeout_s, self._block_side = heartbeat_timeout_s, block_side
+        self._silence_s = silence_s or heartbeat_timeout_s
+        self.pulsed = asyncio.Event()
+        """Set once the agent has said that it lives."""
         self._refuse, self._answer_put, self._tls = refuse, answer_put or (lambda target: 204), tls
         self._writer = None
         self._secret = None
@@ -125,6 +130,7 @@ class JoinFront:
                                 Joined(
                                     worker=message.worker,
                                     link=self._secret,
+                                    silence_s=self._silence_s,
                                     heartbeat_timeout_s=self._timeout_s,
                                     block_side=self._block_side,
                                     server=self.server,
@@ -140,6 +146,8 @@ class JoinFront:
                         self.messages.put_nowait(message)
                     elif isinstance(message, Beat):
                         self.beats.append(message)
+                    elif isinstance(message, Pulse):
+                        self.pulsed.set()
                     elif isinstance(message, Rate):
                         self.rates.append(message.bytes_s)
                     else:
@@ -153,7 +161,7 @@ class JoinFront:
         while True:
             if self.pulses:
                 writer.write(encode(Pulse()))
-            await asyncio.sleep(self._timeout_s / 20)
+            await asyncio.sleep(self._silence_s / 20)
 
     def _put(self, name, offset, raw):
         extent = self.extents[name]

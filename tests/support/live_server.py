@@ -31,6 +31,7 @@ PATIENCE = {
     "GEMMSERVE_MIN_BODY_RATE": "0",
     "GEMMSERVE_KEEP_ALIVE_S": "600",
     "GEMMSERVE_HEARTBEAT_TIMEOUT_S": "600",
+    "GEMMSERVE_JOIN_SILENCE_S": "600",
     "GEMMSERVE_HANG_S": "600",
 }
 """Settings of a server that takes no client or worker for dead because a busy machine let them stand still."""

@@ -92,6 +92,10 @@ class Network:
         """The command that runs it on the other host. Its process is that of `command` itself."""
         return ["ip", "netns", "exec", self.name, *command]
 
+    def route_back(self) -> None:
+        """Has the other host reach every address of this one, not only `here`."""
+        _ip("-n", self.name, "route", "replace", "default", "via", self.here)
+
     def cut(self, way: Way = "both") -> None:
         """Loses every frame from now on, that way: the node's, those to the node, or both."""
         if way in {"both", "to_node"}:

@@ -30,6 +30,7 @@ class QueuedTask:
         self.size = (nbytes, 0)
         self.service_class = service_class
         self.name = name or owner
+        self.blocks = None
 
 
 def drain(queue, most: int = 10**9) -> list[QueuedTask]:

@@ -14,9 +14,12 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import psutil
+
+if TYPE_CHECKING:
+    from networks import Network
 
 HEALTH = {"initial_delay_ms": "500", "period_ms": "500", "timeout_ms": "1000", "failure_threshold": "4"}
 MARK = "GEMMSERVE_RAY_MARK"
@@ -72,9 +75,11 @@ class RayCluster:
         self._log.close()
         self._folder.cleanup()
 
-    def add_node(self) -> None:
-        """Adds a node, and waits until it has joined: one that begins earlier may take its socket's name."""
-        self._start("--address", self.address, "--num-cpus=1")
+    def add_node(self, network: Network | None = None) -> None:
+        """Adds a node, on another host if there is one, and waits until it has joined: one that begins earlier may take
+        its socket's name.
+        """
+        self._start("--address", self.address, "--num-cpus=1", network=network)
         self._wait_for_node("a node")
 
     def processes(self, pattern: str = "") -> list[psutil.Process]:
@@ -111,9 +116,13 @@ class RayCluster:
         (head,) = self.processes("gcs/gcs_server")
         head.send_signal(signal.SIGCONT)
 
-    def _start(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments, "--node-ip-address", self.ip]
+    def _start(self, *arguments: str, network: Network | None = None) -> None:
+        ip = self.ip if network is None else network.there
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments, "--node-ip-address", ip]
         command += ["--object-store-memory=80000000", "--disable-usage-stats", "--block"]
+        if network is not None:
+            network.route_back()
+            command = network.command(command)
         process = subprocess.Popen(
             command, env=self._environment, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log
         )

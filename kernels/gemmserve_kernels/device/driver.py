@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gemmserve_kernels.problem.errors import DeviceError
 
@@ -65,6 +65,45 @@ def check(code: int, what: str) -> None:
     text = ctypes.c_char_p()
     _function("cuGetErrorString")(code, ctypes.byref(text))
     raise DeviceError(f"{what}: error {code} of the CUDA driver ({(text.value or b'unknown').decode()})")
+
+
+class QuickCalls(NamedTuple):
+    """Calls that return at once and keep the interpreter meanwhile, each an int: 0 for success.
+
+    A call that gives it up has to get it back: among a dozen threads that copy and start copies, that takes longer than
+    what the call does.
+    """
+
+    to_device: Any
+    """cuMemcpyHtoDAsync(address, host address of pinned memory, bytes, stream)."""
+    to_host: Any
+    """cuMemcpyDtoHAsync(host address of pinned memory, address, bytes, stream)."""
+    record: Any
+    """cuEventRecord(event, stream)."""
+    query: Any
+    """cuEventQuery(event): `NOT_READY` where what it was recorded after is under way."""
+
+
+NOT_READY: Final = 600
+"""CUDA_ERROR_NOT_READY."""
+
+
+@cache
+def quick_calls() -> QuickCalls | None:
+    """Return those calls; None without a CUDA driver."""
+    address, size = ctypes.c_void_p, ctypes.c_size_t
+    for library in _LIBRARIES:
+        try:
+            found = ctypes.PyDLL(library)
+            calls = QuickCalls(
+                found.cuMemcpyHtoDAsync_v2, found.cuMemcpyDtoHAsync_v2, found.cuEventRecord, found.cuEventQuery
+            )
+        except (OSError, AttributeError):
+            continue
+        calls.to_device.argtypes = calls.to_host.argtypes = (address, address, size, address)
+        calls.record.argtypes, calls.query.argtypes = (address, address), (address,)
+        return calls
+    return None
 
 
 @cache

@@ -51,9 +51,9 @@ from gemmserve_service.executor.protocol import (
 PROTOCOL: Final = 1
 GREETING: Final = b"GEMMSERVE-LINK/1\r\n"
 BEAT_S: Final = 1.0
-"""Seconds between two signs of life, both ways: `Beat` to the front, `Pulse` to the agent."""
+"""Seconds between two signs of life, both ways: `Pulse` of a process at the link's ends, `Beat` of the worker's."""
 AGENT_SHARE: Final = 0.8
-"""Share of `Joined.heartbeat_timeout_s` after which the agent gives up its tasks: before the front gives them away."""
+"""Share of `Joined.silence_s` after which the agent gives up its tasks: before the front gives them away."""
 INLINE_BYTES: Final = 1 << 16
 """Bytes of small operands of one task that may go in binary frames, together."""
 RESULT_BYTES: Final = 1 << 20
@@ -111,7 +111,8 @@ class Joined(_Message):
     protocol: int = PROTOCOL
     worker: str = Field(description="its id here: `Hello.worker` says it again")
     link: str = Field(repr=False, description="secret of this link: bearer token of its data exchanges")
-    heartbeat_timeout_s: float = Field(gt=0, description="silence after which the front gives its tasks to others")
+    silence_s: float = Field(gt=0, description="silence of the link after which the front gives its tasks to others")
+    heartbeat_timeout_s: float = Field(gt=0, description="silence of the worker after which it is taken for hung")
     block_side: int = Field(description="side of blocks of large products, as in settings")
     server: str = Field(description="the data directory's own: operands of another are of no use")
 
@@ -127,7 +128,7 @@ class Refused(_Message):
 
 
 class Pulse(_Message):
-    """Front to agent, every second: the front lives."""
+    """Front to agent, and agent to front, every second: the sender lives, and the link carries."""
 
     kind: Literal["pulse"] = "pulse"
 
@@ -164,7 +165,7 @@ class ResultBytes(_Message):
 
 
 _ToAgent = RunBatch | Cancel | Forget | Write | Drop | Stop | Pulse | Joined | Refused | Bytes
-_FromAgent = Hello | Beat | Compiling | Done | Failed | Written | Kept | Rate | Join | Leave | ResultBytes
+_FromAgent = Hello | Beat | Compiling | Done | Failed | Written | Kept | Rate | Join | Leave | Pulse | ResultBytes
 TO_AGENT: Final[TypeAdapter[_ToAgent]] = TypeAdapter(Annotated[_ToAgent, Field(discriminator="kind")])
 FROM_AGENT: Final[TypeAdapter[_FromAgent]] = TypeAdapter(Annotated[_FromAgent, Field(discriminator="kind")])
 

@@ -326,7 +326,7 @@ async def reserve_results(
     try:
         for name, (shape, dtype, order) in described.items():
             if not (granted or scratch):
-                await store.make_room(math.prod(shape) * dtype.itemsize, owner)
+                await store.make_room(math.prod(shape) * dtype.itemsize, owner, deferred=deferred)
             results[name] = store.allocate(
                 dtype, shape, order, ttl_s=ttl_s, scratch=scratch, owner=owner, granted=granted, deferred=deferred,
                 tags=tags.part(name, single=len(described) == 1),

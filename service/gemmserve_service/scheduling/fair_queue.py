@@ -88,8 +88,9 @@ class FairQueue:
     def __init__(self) -> None:
         self.weight_of: Callable[[str], float] = lambda _: 1.0
         self.nbytes = 0
-        """Bytes of operands and results of all that wait."""
-        self._tasks: set[Task] = set()
+        """Bytes of operands and results of all that wait, but for those of large products that have begun."""
+        self._tasks: dict[Task, int] = {}
+        """Those that wait, with the bytes that count."""
         self._flows: dict[str, _Flow] = {}
         self._heap: list[tuple[float, int, _Flow]] = []
         self._virtual = 0.0
@@ -147,11 +148,12 @@ class FairQueue:
         line = flow.lines[task.service_class]
         if not line.waiting:
             line.tag = max(line.tag, flow.virtual)
-        self._tasks.add(task)
+        nbytes = 0 if task.blocks is not None and task.blocks.begun else task.size[0]
+        self._tasks[task] = nbytes
         flow.waiting += 1
         line.waiting += 1
-        flow.nbytes += task.size[0]
-        self.nbytes += task.size[0]
+        flow.nbytes += nbytes
+        self.nbytes += nbytes
         if len(line.heap) > 2 * line.waiting + _MAX_ENDED:  # mostly tasks that ended while they waited
             line.heap = [entry for entry in line.heap if entry[1] in self._tasks and entry[1] is not task]
             heapq.heapify(line.heap)
@@ -171,11 +173,11 @@ class FairQueue:
         if task in self._tasks:
             flow = self._flows[task.owner]
             line = flow.lines[task.service_class]
-            self._tasks.remove(task)
+            nbytes = self._tasks.pop(task)
             flow.waiting -= 1
             line.waiting -= 1
-            flow.nbytes -= task.size[0]
-            self.nbytes -= task.size[0]
+            flow.nbytes -= nbytes
+            self.nbytes -= nbytes
             if not line.waiting:
                 line.heap.clear()
             if not flow.waiting:

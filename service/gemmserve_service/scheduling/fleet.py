@@ -14,7 +14,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from gemmserve_service.executor.port import Executor, Worker
     from gemmserve_service.store.pin import Pinned
@@ -61,6 +61,11 @@ class Fleet:
     def idle(self) -> int:
         """Workers that are ready and have no task."""
         return len(self._idle)
+
+    @property
+    def idle_workers(self) -> Iterator[Worker]:
+        """Yield those."""
+        return iter(self._idle)
 
     def ready(self, worker: Worker) -> None:
         """Note that a worker takes tasks from now on; its device may be another than before, and has no copies."""

@@ -89,6 +89,13 @@ class Placement:
             asyncio.get_running_loop().call_later(patience_s, self._again)
         return now - task.passed_over < patience_s
 
+    def link_seconds(self, task: Task, worker: Worker) -> float:
+        """Return the seconds that operands which a worker that joined has not take to it, and results back."""
+        operands = task.operands.values()
+        lacking = sum(each.info.nbytes for each in operands) - self._fleet.copied(operands, worker)
+        back = sum(upload.spec.nbytes for upload in task.results.values())
+        return (lacking + back) / self._links.rate(worker)
+
     def companions(
         self, task: Task, worker: Worker, queue: FairQueue, most: int, could_run: Callable[[Task, Worker], bool]
     ) -> list[Task]:

@@ -500,6 +500,8 @@ class Scheduler:
         """Queue a task that was taken out, in its old place; of a block, the product that it is a part of."""
         if isinstance(task, BlockTask):
             task.blocks_of_whole.give_back(task)
+        elif task.blocks is None:
+            self.blocks.divide(task)  # a large one that a worker of another host had
         if task.whole not in self.queue:
             self.queue.push(task.whole)
 
@@ -567,7 +569,12 @@ class Scheduler:
             self._drop(task, failure)
         if failed and found is None:  # others may have waited for what these would have made
             self._dispatch_soon()
-        return found if found is None or found.blocks is None else self._take_block(found, found.blocks, worker)
+        if found is None or found.blocks is None:
+            return found
+        if worker.link is not None:  # another host's has all of it
+            found.blocks = None
+            return found
+        return self._take_block(found, found.blocks, worker)
 
     def _impossible(self, task: Task) -> JobFailed | None:
         """Return why no device that there is can run a task: it was admitted by a server that had another one."""

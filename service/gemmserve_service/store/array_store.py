@@ -267,14 +267,24 @@ class ArrayStore:
         """Raises TooLarge, StoreFull or QuotaExceeded if `nbytes` more could not be reserved now."""
         self._space.check(nbytes, scratch=scratch, owner=owner)
 
-    async def make_room(self, nbytes: int, owner: str) -> None:
+    async def make_room(self, nbytes: int, owner: str, *, deferred: bool = False) -> None:
         """Return when there is room for an array of `nbytes` more, if arrays that leave for the tier can make it, in
-        the turn of the event loop in which there is; without a tier at once. Raises StoreFull, TierUnavailable,
-        TooLarge, QuotaExceeded.
+        the turn of the event loop in which there is; and a file for it, unless it is `deferred`, where it takes long to
+        make one. Without a tier, on most disks, at once. Raises StoreFull, TierUnavailable, TooLarge, QuotaExceeded.
         """
+        if nbytes and not deferred and not self._space.files.brief(nbytes):
+            self._space.check_limits(nbytes, owner=owner)
+            if self.tier is None:
+                self._space.check(nbytes, owner=owner)
+            await self._space.files.stock(nbytes)
         if self.tier is not None:
             self._space.check_limits(nbytes, owner=owner)
             await self.tier.make_room(nbytes)
+
+    async def stock(self, nbytes: int) -> None:
+        """Return when there is a file for `place` of `nbytes`, where it takes long to make one."""
+        if nbytes and not self._space.files.brief(nbytes):
+            await self._space.files.stock(nbytes)
 
     async def bring_back(self, pins: Sequence[Pinned], timeout_s: float | None) -> None:
         """Return when the bytes of those of these arrays that are in the tier alone are in files; what the pins hold

@@ -145,6 +145,10 @@ class Spill:
 
     async def _attempt(self, pending: PendingResults) -> None:
         """Bring results to files, unless they are deleted meanwhile. Raises StoreFull, OSError."""
+        for record in tuple(pending.records):
+            await self._store.stock(record.info.nbytes)
+        if pending.state is not State.HOST:
+            return
         records = [record for record in pending.records if record.extent is not None]
         places: list[Extent] = []
         written, reusable = False, True

@@ -35,13 +35,12 @@ def test_splits_that_were_measured() -> None:
 
 def test_products_with_bounded_memory_that_were_measured() -> None:
     """They are those of the load test, predicted within 15 % of the median."""
-    figures = [each for each in json.loads(planning.LOAD.read_text())["figures"] if each["row"] == "large-product"]
     budgets = planning.report()["budgets"]
-    assert [each["measured_s"] for each in budgets] == [each["others_s"] for each in figures]
+    assert [each["measured_s"] for each in budgets] == [each["others_s"] for each in planning.served()]
     assert len(budgets) >= 4
+    assert {each["devices"] for each in budgets} == {1, 2}
     for each in budgets:
         assert each["predicted_s"] == pytest.approx(statistics.median(each["measured_s"]), rel=0.15)
-        assert each["ahead_s"] <= each["predicted_s"]
 
 
 def test_the_shipped_rates_are_those_of_the_probe() -> None:

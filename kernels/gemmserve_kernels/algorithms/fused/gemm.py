@@ -1,10 +1,11 @@
-"""Products of complex64 in one launch, on Hopper's tensor cores.
+"""Products of complex64 on Hopper's tensor cores, from operands as they lie.
 
 The kernel (cuda/fused) reads operands of any strides, splits them into float16 planes on the way to shared memory and
 multiplies those: no pre-pass writes planes to memory and reads them again. That is what batches of 33 to two hundred
 rows, single products of some hundred, skinny products, and products of few rows and columns over a long k spend their
 time on. Of skinny products the matrix that is large lies along the rows of tall tiles (cuda/fused/fused_tall.cu): it is
-read once for every 64 columns and split in registers, from which it is multiplied. Parts of k that several blocks have
+read once for every 64 columns and split in registers, from which it is multiplied. The other one, which all tiles
+share, has its planes made by a launch before (cuda/fused/fused_columns.cu). Parts of k that several blocks have
 are added up by the last of them to come, always in the same order, so that results have the same bits on every run.
 
 What keeps it as accurate as float32. k is cut into chunks of at most 64 steps, alike but for two. Each chunk of a
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gemmserve_kernels.algorithms.common.operands import TYPES, Operands, access_defines, flag, runs_along_rows, written
-from gemmserve_kernels.algorithms.fused.tile import BLOCK, CHUNK, FusedTile, choose_tile, chunks
+from gemmserve_kernels.algorithms.fused.tile import BLOCK, CHUNK, COLUMN_THREADS, FusedTile, choose_tile, chunks
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import (
     StoredArray,
@@ -56,13 +57,13 @@ _MOST_NUMBERS: Final = 1 << 23
 """Numbers of a matrix at most, unless the tile is tall or the algorithm is asked for by name: larger ones are split
 once for every 64 rows that they are multiplied with, and `wgmma` splits them once."""
 _WORKSPACE_BYTES: Final = 256 << 20
-"""Sums of one launch at most; a batch that needs more is launched in turns."""
+"""Sums of one launch at most, and planes of columns; a batch that needs more is launched in turns."""
 _WORD: Final = 4
 
 
 @device_struct("fused/params.cuh")
 class FusedParams(ctypes.Structure):
-    """Arguments of fused_gemm."""
+    """Arguments of fused_gemm, fused_tall and fused_columns."""
 
 
 def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
@@ -110,17 +111,9 @@ def run_gemm(
     if plan.swapped:
         bases[:2] = bases[1::-1]
     tile, counters = plan.tile, launcher.counters(problem.batch * problem.m * problem.n)
-    splits, groups = tile.split_k, -(-tile.split_k // tile.together)
-    most = max(tiles for _, tiles in plan.pieces)
-    workspace: list[Any] = []
-    if splits > 1:
-        most = max(1, min(most, _WORKSPACE_BYTES // (tile.tile_bytes * splits)))
-        words, total = tile.tile_bytes // _WORD, sum(tiles for _, tiles in plan.pieces)
-        workspace = [
-            launcher.empty((most * splits * words,), np.dtype(np.float32)),
-            launcher.empty((most * groups * words if groups > 1 else 1,), np.dtype(np.float32)),
-            launcher.zeros((total * (groups + 1),), np.dtype(np.uint32)),
-        ]
+    most = plan.most
+    sums = _Sums.of(launcher, plan)
+    images = launcher.empty((most // plan.tiles * plan.columns_bytes,), np.dtype(np.uint8)) if tile.tall else None
     resident = min(launcher.max_grid, launcher.spec.sm_count)
     done = 0
     for piece, tiles in plan.pieces:
@@ -129,10 +122,24 @@ def run_gemm(
         params.counters = counters
         for first in range(0, tiles, most):
             params.gemm.first_tile = first
-            params.items = min(most, tiles - first) * splits
-            if splits > 1:
-                params.partial, params.grouped, params.arrivals = map(launcher.pointer, workspace)
-                params.arrivals += _WORD * (groups + 1) * (done + first)
+            params.items = min(most, tiles - first) * tile.split_k
+            if sums is not None:
+                params.partial, params.grouped, params.arrivals = sums.places(launcher, done + first)
+            if plan.columns is not None:
+                params.columns = launcher.pointer(images)
+                params.first_matrix = first // plan.tiles
+                matrices = min(most, tiles - first) // plan.tiles if params.own_columns else 1
+                params.images = matrices * params.gemm.tiles_n * params.chunks
+                params.arrivals_count = 0 if sums is None else min(most, tiles - first) * sums.words_tile
+                launcher.launch(
+                    plan.columns,
+                    plan.columns.name,
+                    grid=min(params.images, launcher.max_grid),
+                    block=COLUMN_THREADS,
+                    shared=0,
+                    params=params,
+                    dependent=True,
+                )
             launcher.launch(
                 plan.source,
                 plan.source.name,
@@ -140,18 +147,82 @@ def run_gemm(
                 block=tile.threads,
                 shared=tile.shared_bytes,
                 params=params,
+                dependent=tile.tall,
             )
         done += tiles
 
 
 @dataclass(frozen=True)
+class _Sums:
+    """Memory for the sums of blocks that have a part of k each.
+
+    `words_tile`: words by which those of a tile tell that they have arrived. `zeroed`: launches set theirs to zero.
+    """
+
+    partial: Any
+    grouped: Any
+    arrivals: Any
+    words_tile: int
+    zeroed: bool
+
+    @classmethod
+    def of(cls, launcher: Launcher, plan: _FusedPlan) -> _Sums | None:
+        """For one launch; the words for all of them, zero at the start, unless `fused_columns` sets them to zero."""
+        tile = plan.tile
+        if tile.split_k == 1:
+            return None
+        groups = -(-tile.split_k // tile.together)
+        words = plan.most * tile.tile_bytes // _WORD
+        zeroed = plan.columns is not None
+        arrivals = (plan.most if zeroed else sum(tiles for _, tiles in plan.pieces)) * (groups + 1)
+        return cls(
+            launcher.empty((words * tile.split_k,), np.dtype(np.float32)),
+            launcher.empty((words * groups if groups > 1 else 1,), np.dtype(np.float32)),
+            (launcher.empty if zeroed else launcher.zeros)((arrivals,), np.dtype(np.uint32)),
+            words_tile=groups + 1,
+            zeroed=zeroed,
+        )
+
+    def places(self, launcher: Launcher, tile: int) -> tuple[int, int, int]:
+        """Addresses for the launch that begins with that tile of all."""
+        partial, grouped, arrivals = map(launcher.pointer, (self.partial, self.grouped, self.arrivals))
+        return partial, grouped, arrivals + (0 if self.zeroed else _WORD * self.words_tile * tile)
+
+
+@dataclass(frozen=True)
 class _FusedPlan:
-    """Launches of a product; `swapped` where it is the transposed one, so that A and B change places."""
+    """Launches of a product; `swapped` where it is the transposed one, so that A and B change places.
+
+    `columns`: what makes the columns' planes of tall tiles.
+    """
 
     source: KernelSource
+    columns: KernelSource | None
     tile: FusedTile
     pieces: tuple[tuple[FusedParams, int], ...]
     swapped: bool
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a matrix."""
+        gemm = self.pieces[0][0].gemm
+        return int(gemm.tiles_m * gemm.tiles_n)
+
+    @property
+    def columns_bytes(self) -> int:
+        """Bytes of the planes of a matrix's columns."""
+        params = self.pieces[0][0]
+        return int(params.gemm.tiles_n * params.chunks * self.tile.stage_bytes)
+
+    @property
+    def most(self) -> int:
+        """Tiles of one launch at most: of whole matrices, where planes of their columns are made."""
+        found = max(tiles for _, tiles in self.pieces)
+        if self.tile.split_k > 1:
+            found = max(1, min(found, _WORKSPACE_BYTES // (self.tile.tile_bytes * self.tile.split_k)))
+        if self.columns is None:
+            return found
+        return max(1, min(found // self.tiles, _WORKSPACE_BYTES // self.columns_bytes)) * self.tiles
 
 
 @lru_cache(maxsize=1024)
@@ -176,21 +247,32 @@ def _plan(
     access_a = choose_access(operands.a, k_is_row=False, block=tile.block_m, block_k=CHUNK)
     access_b = choose_access(operands.b, k_is_row=True, block=BLOCK, block_k=CHUNK)
     vector_d = d_view.column_stride == 1 and d_view.aligned(2, d_view.row_stride)
+    shape = {
+        "BLOCK_M": str(tile.block_m),
+        "RASTER": str(tile.raster),
+        "PROMOTE": str(tile.promote),
+        "STAGES": str(tile.stages),
+    }
+    access = {
+        "CONJUGATE_A": flag(operands.conjugate_a),
+        "CONJUGATE_B": flag(operands.conjugate_b),
+        **access_defines(access_a, access_b),
+    }
+    columns = None
+    if tile.tall:
+        own = {name: access[name] for name in ("CONJUGATE_B", "B_ALONG_K", "VECTOR_B")}
+        columns = KernelSource("fused_columns", tuple({**shape, **own, "THREADS": str(COLUMN_THREADS)}.items()))
+        del access["VECTOR_B"]
     source = KernelSource(
         "fused_tall" if tile.tall else "fused_gemm",
         tuple(
             {
                 "TYPE_C": TYPES[c.dtype.name],
                 "TYPE_D": TYPES[d.dtype.name],
-                "BLOCK_M": str(tile.block_m),
-                "RASTER": str(tile.raster),
-                "PROMOTE": str(tile.promote),
-                "STAGES": str(tile.stages),
+                **shape,
                 "THREADS": str(tile.threads),
                 "SHARED_BYTES": str(tile.shared_bytes),
-                "CONJUGATE_A": flag(operands.conjugate_a),
-                "CONJUGATE_B": flag(operands.conjugate_b),
-                **access_defines(access_a, access_b),
+                **access,
                 "VECTOR_D": flag(vector_d),
             }.items()
         ),
@@ -201,6 +283,7 @@ def _plan(
         gemm, tiles = gemm_params(problem, views, (m, n), (tile.block_m, BLOCK), inner, conjugates)
         params = FusedParams(
             gemm=gemm,
+            own_columns=any(gemm.b.batch_stride),
             chunks=chunks(k),
             pairs=-(-k // 2) // chunks(k),
             longer=-(-k // 2) % chunks(k),
@@ -209,4 +292,4 @@ def _plan(
             together=tile.together,
         )
         pieces.append((params, tiles))
-    return _FusedPlan(source, tile, tuple(pieces), swapped)
+    return _FusedPlan(source, columns, tile, tuple(pieces), swapped)

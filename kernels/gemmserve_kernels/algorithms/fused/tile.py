@@ -19,6 +19,8 @@ BLOCK: Final = 64
 """Columns of a tile, and its rows unless it is tall."""
 TALL: Final = 128
 """Rows of a tile of cuda/fused/fused_tall.cu."""
+COLUMN_THREADS: Final = 128
+"""Threads of a block that makes planes of a tall tile's columns."""
 _CONSUMERS: Final = 256
 """Threads that multiply."""
 _EXCHANGE_BYTES: Final = _CONSUMERS * 16 * 4
@@ -34,7 +36,13 @@ _MOST_SPLITS: Final = 132
 _FEW: Final = 4
 """Splits that one block adds up without another step between."""
 _SHORT: Final = 512
-"""Up to this k sums leave the tensor core every 16 steps, else every 32: see wgmma.candidates.promotion."""
+"""Up to this k sums leave the tensor core every 16 steps where a BLAS may cut k, else every 32: see
+wgmma.candidates.promotion."""
+_CUT_TILES: Final = 4
+"""Multiprocessors for each 128 x 128 tile of a batch from which on a BLAS may cut k: see
+wgmma.candidates.has_few_tiles. Where it does not, it rounds so often, one term after the other, that what truncation
+takes from 32 steps is less, whatever the data: the worst elements of 128 x 128 x 128, of positive data, are off by
+7.0 u with 32 steps, by 4.8 u with 16, by 18.4 u in cuBLAS (an H100)."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ class FusedTile:
 
     `block_m`: its rows. `split_k`: parts of k, each a number of whole chunks; `together`: those whose sums one block
     adds up, before one adds up theirs. `raster`: rows of tiles walked together. `promote`: steps of k between
-    promotions. `stages`: chunks in shared memory.
+    promotions, of tall tiles up to all of a chunk. `stages`: chunks in shared memory.
     """
 
     block_m: int = BLOCK
@@ -60,16 +68,20 @@ class FusedTile:
 
     @property
     def threads(self) -> int:
-        """Threads of a block: those that multiply, and those that split what they do not split themselves."""
+        """Threads of a block: those that multiply, and those that bring what they multiply."""
         return _CONSUMERS + (128 if self.tall else 256)
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: Config::SHARED_BYTES in cuda/fused/config.cuh."""
-        sides = 1 if self.tall else 2
-        stage = -(-(sides * BLOCK * (CHUNK * 8 + 2 * 4) + 64) // _ALIGNMENT) * _ALIGNMENT
         rest = self.stages * _SLOT_BYTES + _FEW_BYTES if self.tall else _EXCHANGE_BYTES
-        return self.stages * stage + rest + _ALIGNMENT
+        return self.stages * self.stage_bytes + rest + _ALIGNMENT
+
+    @property
+    def stage_bytes(self) -> int:
+        """Planes of a chunk and what is known of its vectors: Config::STAGE_BYTES."""
+        sides = 1 if self.tall else 2
+        return -(-(sides * BLOCK * (CHUNK * 8 + 2 * 4) + 64) // _ALIGNMENT) * _ALIGNMENT
 
     @property
     def tile_bytes(self) -> int:
@@ -96,7 +108,7 @@ def choose_tile(config: GemmConfig | None, shape: tuple[int, int, int, int], spe
     Skinny products have tall tiles.
     """
     batch, m, n, k = shape
-    tile = FusedTile(block_m=TALL if is_skinny(m, n) else BLOCK, promote=16 if k <= _SHORT else 32)
+    tile = FusedTile(block_m=TALL if is_skinny(m, n) else BLOCK, promote=_promotion(shape, spec))
     asked = None
     if config is not None:
         config.only("fused", _FIELDS)
@@ -105,8 +117,8 @@ def choose_tile(config: GemmConfig | None, shape: tuple[int, int, int, int], spe
         tile = replace(tile, **{name: value for name, value in found.items() if value is not None})
     if tile.block_m not in {BLOCK, TALL}:
         raise ConfigInfeasible(f"block_m: {BLOCK} or {TALL}, not {tile.block_m}")
-    if tile.promote not in {16, 32}:
-        raise ConfigInfeasible(f"promote: 16 or 32, not {tile.promote}")
+    if tile.promote not in ({16, 32, CHUNK} if tile.tall else {16, 32}):
+        raise ConfigInfeasible(f"promote: 16 or 32, of tall tiles {CHUNK}, too, not {tile.promote}")
     if tile.shared_bytes + _STATIC + _RESERVED > spec.shared_per_sm:
         raise ConfigInfeasible(f"stages: {tile.stages} take {tile.shared_bytes} bytes, which {spec.name} lacks")
     tiles = tile.tiles(m, n) * batch
@@ -117,3 +129,13 @@ def choose_tile(config: GemmConfig | None, shape: tuple[int, int, int, int], spe
     splits = -(-most // -(-most // splits))  # as many as have chunks
     together = splits if splits <= _FEW else math.isqrt(splits - 1) + 1
     return replace(tile, split_k=splits, together=together)
+
+
+def _promotion(shape: tuple[int, int, int, int], spec: DeviceSpec) -> int:
+    """Steps of k between promotions: 32 where they are accurate enough, and none is multiplied in vain."""
+    batch, m, n, k = shape
+    if k > _SHORT:
+        return 32
+    cut = math.ceil(m / 128) * math.ceil(n / 128) * batch * _CUT_TILES <= spec.sm_count
+    steps = 2 * -(-k // (2 * chunks(k)))
+    return 16 if batch == 1 or cut or k < CHUNK or (steps - 1) % 32 < 16 else 32

@@ -11,7 +11,7 @@ struct Config {
     static constexpr int PROMOTE = GEMM_PROMOTE, STAGES = GEMM_STAGES;
     static constexpr int CONSUMERS = 256, PRODUCERS = TALL ? 128 : 256, THREADS = CONSUMERS + PRODUCERS;
     static constexpr int PRODUCER_WARPS = PRODUCERS / 32, CONSUMER_WARPS = CONSUMERS / 32;
-    static constexpr int CONSUMER_REGISTERS = 208, PRODUCER_REGISTERS = 88;  // of fused_tall
+    static constexpr int CONSUMER_REGISTERS = 224, PRODUCER_REGISTERS = 56;  // of fused_tall
     static constexpr int PLANES = 4;    // re, im of the high parts, re, im of the low parts
     static constexpr int ROW = CHUNK * 2;  // bytes of one vector in one plane
     static constexpr int PLANE = VECTORS * ROW, SIDE = PLANES * PLANE;  // bytes; those of B lie behind those of A
@@ -19,17 +19,19 @@ struct Config {
     // Places in a stage of planes, scales, what is known of each vector, and whether a producer's warp has a doubt.
     static constexpr int SCALES_AT = SIDES * SIDE, COUNTS_AT = SCALES_AT + 4 * SIDES * VECTORS;
     static constexpr int DOUBTS_AT = COUNTS_AT + 4 * SIDES * VECTORS;
-    static constexpr int STAGE_BYTES = round_up(DOUBTS_AT + 64, 1024);  // planes are aligned to 1024 bytes
-    // Behind the stages: what warpgroups exchange, or for every warp of consumers its rows of two chunks as they are and
-    // a few steps of columns as they are.
-    static constexpr int ROWS = 16, SLOT_ROW = CHUNK * 8 + 32, SLOT_BYTES = ROWS * SLOT_ROW, SLOTS = STAGES;
+    static constexpr int IMAGE_BYTES = DOUBTS_AT + 64;  // of a stage of planes
+    static constexpr int STAGE_BYTES = round_up(IMAGE_BYTES, 1024);  // planes are aligned to 1024 bytes
+    // Behind the stages: what warpgroups exchange, or for every stage the rows of a chunk as they are, ROWS for each warp
+    // of consumers, and a few steps of columns as they are.
+    static constexpr int ROWS = 16, SLOT_ROW = CHUNK * 8 + 32, SLOT_BYTES = ROWS * SLOT_ROW;
+    static constexpr int SLOT_STAGE = CONSUMER_WARPS * SLOT_BYTES;
     static constexpr int FEW_STEPS = 4, FEW_BYTES = FEW_STEPS * VECTORS * 8;
-    static constexpr int SLOTS_AT = STAGES * STAGE_BYTES, FEW_AT = SLOTS_AT + CONSUMER_WARPS * SLOTS * SLOT_BYTES;
+    static constexpr int SLOTS_AT = STAGES * STAGE_BYTES, FEW_AT = SLOTS_AT + STAGES * SLOT_STAGE;
     static constexpr int EXCHANGE_AT = STAGES * STAGE_BYTES;
     static constexpr int END = TALL ? FEW_AT + CONSUMER_WARPS * FEW_BYTES : EXCHANGE_AT + CONSUMERS * 16 * 4;
     static constexpr int ALIGNMENT = 1024;
     static constexpr int SHARED_BYTES = END + ALIGNMENT;
     static_assert(BLOCK_N == VECTORS && (TALL || BLOCK_M == VECTORS), "a warpgroup multiplies 64 x 64");
-    static_assert(PROMOTE == 16 || PROMOTE == 32, "whole instructions");
+    static_assert(PROMOTE == 16 || PROMOTE == 32 || (TALL && PROMOTE == CHUNK), "whole instructions, halves, chunks");
     static_assert(PRODUCER_WARPS <= 16, "doubts of so many warps");
 };

@@ -1,9 +1,11 @@
 // The same as fused_gemm.cu by tiles of 128 x 64: op(A) never has planes in shared memory.
 //
-// Eight of a block's warps are consumers, of sixteen rows each: a warp splits a chunk of its own rows in registers and
-// multiplies them from there. The columns' planes are made in shared memory by four producers, once for all rows. So a
-// matrix of many rows is read and split once for every 64 columns, and two warpgroups that know nothing of each other keep
-// the tensor cores at work: one splits while the other one multiplies. A warp judges its sixteen rows alone.
+// Eight of a block's warps are consumers, of sixteen rows each: a warp splits its own rows in registers and multiplies them
+// from there. The columns' planes have been made once for all tiles (fused_columns.cu) and are copied as they are, like the
+// rows, by four warps of producers. While the tensor cores multiply one half of a chunk, a warp splits the next one: so
+// neither waits for the other, and a matrix of many rows is read and split once for every 64 columns. A warp judges its
+// sixteen rows alone.
+#include "../common/dependent.cuh"
 #include "../common/memory/lanes.cuh"
 #include "../common/numbers/truncation.cuh"
 #include "../common/ptx/again.cuh"
@@ -11,128 +13,93 @@
 #include "gather.cuh"
 #include "rows.cuh"
 
-using Rows = RowOperand<GEMM_A_ALONG_K, GEMM_VECTOR_A, GEMM_CONJUGATE_A>;
-using Columns = ChunkOperand<GEMM_B_ALONG_K, GEMM_VECTOR_B, GEMM_CONJUGATE_B>;
+using Rows = RowOperand<GEMM_A_ALONG_K, GEMM_CONJUGATE_A>;
+using Copies = RowCopies<GEMM_A_ALONG_K, GEMM_VECTOR_A>;
 
-GEMM_DEVICE void produce(const FusedParams& params, const Pipeline& pipeline, int thread) {
+// Barriers of the stages: of the columns' images those of Pipeline; of rows as they are for each warp of producers.
+struct RowBarriers {
+    Address full, empty;
+
+    GEMM_DEVICE Address filled(const Turn& turn, int producer) const { return at(full, turn, producer); }
+    GEMM_DEVICE Address emptied(const Turn& turn, int producer) const { return at(empty, turn, producer); }
+
+  private:
+    static GEMM_DEVICE Address at(Address first, const Turn& turn, int producer) {
+        return first + (turn.stage * Config::PRODUCER_WARPS + producer) * sizeof(Barrier);
+    }
+};
+
+GEMM_DEVICE void produce(const FusedParams& params, const Pipeline& pipeline, const RowBarriers& rows, int producer) {
     const GemmParams& gemm = params.gemm;
-    const Columns side(thread);
-    Columns::Share held;
+    const Copies copies{thread_again() % 32};
+    const int first_row = producer * Copies::ROWS;
+    unsigned char* const slots = pipeline.stages + Config::SLOTS_AT + producer * Copies::PAIR * Config::SLOT_BYTES;
     Cursor cursor(params);
     Turn turn;
     turn.parity = 1;  // the first time around all stages are empty
-    Steps steps(params, cursor.chunks.next);
-    ChunkPlace place = cursor.in_b(params, steps);
-    side.load(held, 0, place, gemm.b.column_stride, gemm.b.row_stride);
-    bool more = true;
-#pragma unroll 1
-    while (more) {
-        const int count = steps.count;
-        barrier_wait(pipeline.emptied(turn), turn.parity);
-        unsigned char* const stage = pipeline.stage(turn);
-        float* const scales = reinterpret_cast<float*>(stage + Config::SCALES_AT);
-        int* const counts = reinterpret_cast<int*>(stage + Config::COUNTS_AT);
-        bool promised = true;
-#pragma unroll
-        for (int round = 0; round < Columns::ROUNDS; ++round) {
-            promised &= side.split(held, round, count, stage, scales, counts);
-            if (round == Columns::ROUNDS - 1) {
-                more = cursor.next(params);
-                if (!more) break;
-                steps = Steps(params, cursor.chunks.next);
-                place = cursor.in_b(params, steps);
+    do {
+        const Steps steps(params, cursor.chunks.next);
+        ChunkPlace place = cursor.in_a(params, steps);
+        place.first += first_row * gemm.a.row_stride;
+        place.vectors -= first_row;
+        barrier_wait(rows.emptied(turn, producer), turn.parity);
+        copies.request(slots + turn.stage * Config::SLOT_STAGE, place, gemm.a.row_stride, gemm.a.column_stride);
+        barrier_arrive_copied(rows.filled(turn, producer));
+        if (producer == 0) {
+            barrier_wait(pipeline.emptied(turn), turn.parity);
+            if (copies.lane == 0) {
+                barrier_arrive_expecting(pipeline.filled(turn), Config::IMAGE_BYTES);
+                copy_bytes(
+                    shared_address(pipeline.stage(turn)),
+                    cursor.chunks.images + static_cast<Long>(cursor.chunks.next) * Config::STAGE_BYTES,
+                    Config::IMAGE_BYTES, pipeline.filled(turn));
             }
-            side.load(held, (round + 1) % Columns::ROUNDS, place, gemm.b.column_stride, gemm.b.row_stride);
+            __syncwarp();
         }
-        const int doubt = __any_sync(0xffffffffu, !promised);
-        if (thread % 32 == 0) reinterpret_cast<int*>(stage + Config::DOUBTS_AT)[thread / 32] = doubt;
-        written_for_tensor_cores();
-        arrive(pipeline.filled(turn), thread);
         turn.next();
-    }
+    } while (cursor.next(params));
 }
-
-// What a warp asks for next, in shared memory: consumers have no registers to spare.
-struct Ahead {
-    const Value* first;  // of the item's first step, and the warp's first row
-    unsigned number;
-    int vectors, next, end;  // `next` is not before `end`: there is no more
-};
-
-// Chunks of the warp's rows, asked for ahead of their use.
-struct Requests {
-    Ahead& ahead;
-    int first_row, lane;
-
-    GEMM_DEVICE void begin(const FusedParams& params, unsigned number) const {
-        const Item item(params, number);
-        const Chunks chunks(params, item);
-        if (lane == 0) {
-            ahead = {
-                chunks.a + first_row * params.gemm.a.row_stride, number, chunks.rows - first_row, chunks.next,
-                chunks.end};
-        }
-        __syncwarp();
-    }
-
-    // Asks for the next chunk, if there is one. By the whole warp, which has read what is in the slot.
-    GEMM_DEVICE void next(const FusedParams& params, const Rows& rows, unsigned char* slot) const {
-        const MatrixParams& a = params.gemm.a;
-        const Ahead now = ahead;
-        __syncwarp();
-        if (now.next < now.end) {
-            const Steps steps(params, now.next);
-            Rows(once_more(rows.lane)).request(
-                slot, {now.first + steps.first * a.column_stride, now.vectors, steps.count}, a.row_stride,
-                a.column_stride);
-            if (now.next + 1 < now.end || gridDim.x >= params.items - now.number) {
-                if (lane == 0) ahead.next = now.next + 1;
-                __syncwarp();
-            } else {
-                begin(params, now.number + gridDim.x);
-            }
-        }
-        copy_commit();
-    }
-};
 
 using Partial = float[4 * Sums::COLUMNS];
 static_assert(4 * Sums::COLUMNS == Config::BLOCK_N / 2, "the sums of one instruction");
 
-// partial += SIGN A B of two planes over PROMOTE steps, from slice FIRST on.
-template <int SIGN, Plane OF_A, Plane OF_B, int FIRST>
+// Slices of half a chunk whose products meet in one partial sum.
+constexpr int TOGETHER = Config::PROMOTE / 16 < RowPlanes::SLICES ? Config::PROMOTE / 16 : RowPlanes::SLICES;
+
+// partial += SIGN A B of two planes over slices FIRST to FIRST + TOGETHER - 1 of half HALF.
+template <int SIGN, Plane OF_A, Plane OF_B, int HALF, int FIRST>
 GEMM_DEVICE void add_planes(Partial& partial, const RowPlanes& a, Descriptor b, bool fresh = false) {
 #pragma unroll
-    for (int s = 0; s < Config::PROMOTE / 16; ++s) {
+    for (int s = FIRST; s < FIRST + TOGETHER; ++s) {
         multiply_held<SIGN>(
-            partial, a.at[OF_A][FIRST + s], b + (OF_B * Config::PLANE + (FIRST + s) * 32) / 16, fresh && s == 0 ? 0 : 1);
+            partial, a.at[OF_A][s], b + (OF_B * Config::PLANE + (HALF * RowPlanes::SLICES + s) * 32) / 16,
+            fresh && s == FIRST ? 0 : 1);
     }
 }
 
-// The real or the imaginary parts of PROMOTE steps of k: the order of multiply.cuh.
-template <bool IMAGINARY, int FIRST>
-GEMM_DEVICE void multiply_planes(Partial& partial, const RowPlanes& a, Address columns) {
+// The mixed products of the real or the imaginary parts, which come first, and then the large ones: the order of
+// multiply.cuh.
+template <bool IMAGINARY, int HALF, int FIRST>
+GEMM_DEVICE void add_mixed(Partial& partial, const RowPlanes& a, Descriptor b, bool fresh) {
     constexpr int MINUS = IMAGINARY ? 1 : -1;
-    constexpr bool ODD = FIRST * 16 / Config::PROMOTE % 2 != 0;
     constexpr Plane BY_RE = IMAGINARY ? IM_HIGH : RE_HIGH, BY_IM = IMAGINARY ? RE_HIGH : IM_HIGH;
     constexpr Plane BY_RE_LOW = IMAGINARY ? IM_LOW : RE_LOW, BY_IM_LOW = IMAGINARY ? RE_LOW : IM_LOW;
-    const Descriptor b = describe<Config::ROW>(static_cast<Address>(once_more(static_cast<int>(columns))));
-    pin(partial);
-    wgmma_fence();
-    add_planes<1, RE_LOW, BY_RE, FIRST>(partial, a, b, true);
-    add_planes<MINUS, IM_LOW, BY_IM, FIRST>(partial, a, b);
-    add_planes<1, RE_HIGH, BY_RE_LOW, FIRST>(partial, a, b);
-    add_planes<MINUS, IM_HIGH, BY_IM_LOW, FIRST>(partial, a, b);
+    add_planes<1, RE_LOW, BY_RE, HALF, FIRST>(partial, a, b, fresh);
+    add_planes<MINUS, IM_LOW, BY_IM, HALF, FIRST>(partial, a, b);
+    add_planes<1, RE_HIGH, BY_RE_LOW, HALF, FIRST>(partial, a, b);
+    add_planes<MINUS, IM_HIGH, BY_IM_LOW, HALF, FIRST>(partial, a, b);
+}
+template <bool IMAGINARY, int HALF, int FIRST, bool ODD>
+GEMM_DEVICE void add_large(Partial& partial, const RowPlanes& a, Descriptor b) {
+    constexpr int MINUS = IMAGINARY ? 1 : -1;
+    constexpr Plane BY_RE = IMAGINARY ? IM_HIGH : RE_HIGH, BY_IM = IMAGINARY ? RE_HIGH : IM_HIGH;
     if constexpr (ODD) {
-        add_planes<MINUS, IM_HIGH, BY_IM, FIRST>(partial, a, b);
-        add_planes<1, RE_HIGH, BY_RE, FIRST>(partial, a, b);
+        add_planes<MINUS, IM_HIGH, BY_IM, HALF, FIRST>(partial, a, b);
+        add_planes<1, RE_HIGH, BY_RE, HALF, FIRST>(partial, a, b);
     } else {
-        add_planes<1, RE_HIGH, BY_RE, FIRST>(partial, a, b);
-        add_planes<MINUS, IM_HIGH, BY_IM, FIRST>(partial, a, b);
+        add_planes<1, RE_HIGH, BY_RE, HALF, FIRST>(partial, a, b);
+        add_planes<MINUS, IM_HIGH, BY_IM, HALF, FIRST>(partial, a, b);
     }
-    wgmma_commit();
-    wgmma_wait<0>();
-    pin(partial);
 }
 
 GEMM_DEVICE void promote(
@@ -147,20 +114,59 @@ GEMM_DEVICE void promote(
     }
 }
 
-// sums += A B over `steps` steps of k. Where planes do not serve the warp's rows, it multiplies for its warpgroup's sake
-// alone. By a warpgroup; `columns`: where their planes lie; `right`: the scales from the lane's first column on.
-template <int FIRST = 0>
-GEMM_DEVICE void add_chunk(
-    Sums& sums, const RowPlanes& a, Address columns, const float* right, int steps, bool serves) {
+// sums += the real or the imaginary parts of A B over half a chunk. Where planes do not serve the warp's rows, it multiplies
+// for its warpgroup's sake alone. By a warpgroup; `columns`: where their planes lie; `right`: the scales from the lane's
+// first column on; `meanwhile`: is done while the tensor cores multiply, before `serves` is looked at.
+template <bool IMAGINARY, int HALF, int FIRST = 0, class Work>
+GEMM_DEVICE void add_half(
+    Sums& sums, const RowPlanes& a, Address columns, const float (&left)[2], const float* right, const bool& serves,
+    const Work& meanwhile) {
     if constexpr (FIRST < RowPlanes::SLICES) {
-        if (16 * FIRST >= steps) return;
+        constexpr bool ODD = (HALF * RowPlanes::SLICES + FIRST) * 16 / Config::PROMOTE % 2 != 0;
+        const Descriptor b = describe<Config::ROW>(columns);
         Partial partial;
-        multiply_planes<false, FIRST>(partial, a, columns);
-        if (serves) promote(sums.re, partial, a.scale, right);
-        multiply_planes<true, FIRST>(partial, a, columns);
-        if (serves) promote(sums.im, partial, a.scale, right);
-        add_chunk<FIRST + Config::PROMOTE / 16>(sums, a, columns, right, steps, serves);
+        pin(partial);
+        wgmma_fence();
+        add_mixed<IMAGINARY, HALF, FIRST>(partial, a, b, true);
+        add_large<IMAGINARY, HALF, FIRST, ODD>(partial, a, b);
+        wgmma_commit();
+        __syncwarp();  // nothing of what follows is done sooner
+        meanwhile();
+        wgmma_wait<0>();
+        pin(partial);
+        if (serves) promote(IMAGINARY ? sums.im : sums.re, partial, left, right);
+        add_half<IMAGINARY, HALF, FIRST + Config::PROMOTE / 16>(sums, a, columns, left, right, serves, [] {});
     }
+}
+
+// The same of a whole chunk that is promoted at once. `split_late` makes the planes of its second half, in the first one of
+// two calls; `meanwhile` may overwrite those of the first half, in the last one.
+template <bool IMAGINARY, class Late, class Work>
+GEMM_DEVICE void add_whole(
+    Sums& sums, const RowPlanes& early, const RowPlanes& late, Address columns, const float (&left)[2],
+    const float* right, const bool& serves, const Late& split_late, const Work& meanwhile) {
+    const Descriptor b = describe<Config::ROW>(columns);
+    Partial partial;
+    pin(partial);
+    wgmma_fence();
+    add_mixed<IMAGINARY, 0, 0>(partial, early, b, true);
+    if constexpr (!IMAGINARY) {
+        wgmma_commit();
+        __syncwarp();
+        split_late();
+        wgmma_fence();
+    }
+    add_mixed<IMAGINARY, 1, 0>(partial, late, b, false);
+    add_large<IMAGINARY, 0, 0, false>(partial, early, b);
+    wgmma_commit();
+    add_large<IMAGINARY, 1, 0, true>(partial, late, b);
+    wgmma_commit();
+    __syncwarp();
+    if constexpr (IMAGINARY) wgmma_wait<1>();
+    meanwhile();
+    wgmma_wait<0>();
+    pin(partial);
+    if (serves) promote(IMAGINARY ? sums.im : sums.re, partial, left, right);
 }
 
 // The same from numbers as they are, those of the columns brought to `few` by some steps. By a warp.
@@ -175,8 +181,8 @@ GEMM_DEVICE void add_numbers(
         __syncwarp();
 #pragma unroll 4
         for (int i = lane; i < NUMBERS; i += 32) {
-            const int vector = Columns::ALONG_K ? i / Config::FEW_STEPS : i % Config::VECTORS;
-            const int k = Columns::ALONG_K ? i % Config::FEW_STEPS : i / Config::VECTORS;
+            const int vector = GEMM_B_ALONG_K ? i / Config::FEW_STEPS : i % Config::VECTORS;
+            const int k = GEMM_B_ALONG_K ? i % Config::FEW_STEPS : i / Config::VECTORS;
             Value x = {0.0f, 0.0f};
             if (vector < columns.vectors && first + k < columns.steps) {
                 x = columns.first[vector * stride + (first + k) * k_stride];
@@ -227,64 +233,107 @@ GEMM_DEVICE bool gather_all(
     return gather_splits(params, item, sums, served, &told.last, meeting, thread);
 }
 
+// Whether planes serve the warp's rows of a chunk, all of which have been split. By a warp; `stage`: what is known of the
+// columns.
+GEMM_DEVICE bool are_served(const RowsKnown& known, const unsigned char* stage, int steps) {
+    const VectorCounts counts[2] = {Rows::counts(known, 0, steps), Rows::counts(known, 1, steps)};
+    const int* const doubts = reinterpret_cast<const int*>(stage + Config::DOUBTS_AT);
+    bool promised = counts[0].promise(known.scale(0), steps) && counts[1].promise(known.scale(1), steps);
+#pragma unroll
+    for (int warp = 0; warp < Config::PRODUCER_WARPS; ++warp) promised &= doubts[warp] == 0;
+    if (__all_sync(0xffffffffu, promised) != 0) return true;
+    Worst worst;
+    for (int h = 0; h < 2; ++h) worst.add(counts[h].word(known.scale(h)));
+    const int* const columns = reinterpret_cast<const int*>(stage + Config::COUNTS_AT);
+    return is_served(worst.over_warp(), deficits_of_chunk(columns), steps - SPARE);
+}
+
+// What a warp of consumers finds in the stages.
+struct WarpStages {
+    const Pipeline& pipeline;
+    const RowBarriers& rows;
+    int warp;
+
+    GEMM_DEVICE int producer() const { return warp / Copies::PAIR; }
+    GEMM_DEVICE const unsigned char* slot(const Turn& turn) const {
+        return pipeline.stages + Config::SLOTS_AT + once_more(turn.stage) * Config::SLOT_STAGE + warp * Config::SLOT_BYTES;
+    }
+    GEMM_DEVICE void wait_for_rows(const Turn& turn) const { barrier_wait(rows.filled(turn, producer()), turn.parity); }
+    GEMM_DEVICE void leave_rows(const Turn& turn, int lane) const { arrive(rows.emptied(turn, producer()), lane); }
+};
+
 GEMM_DEVICE void consume(
-    const FusedParams& params, const Pipeline& pipeline, Told& told, Ahead* ahead) {
+    const FusedParams& params, const Pipeline& pipeline, const RowBarriers& row_barriers, Told& told) {
     const GemmParams& gemm = params.gemm;
     const Rows rows(thread_again());
-    const int warp = warp_number(), first_row = warp * Config::ROWS;
-    unsigned char* const slots = pipeline.stages + Config::SLOTS_AT + warp * Config::SLOTS * Config::SLOT_BYTES;
-    const Requests requests{ahead[warp], first_row, rows.lane};
-    requests.begin(params, blockIdx.x);
-    for (int slot = 0; slot < Config::SLOTS; ++slot) requests.next(params, rows, slots + slot * Config::SLOT_BYTES);
+    const WarpStages stages{pipeline, row_barriers, warp_number()};
+    const int first_row = stages.warp * Config::ROWS;
     Meeting meeting{pipeline.together};
-    Turn turn;
+    unsigned turns = 0;
     for (unsigned number = blockIdx.x;; number += gridDim.x) {
         Sums sums = {};
         bool served = true;
         const int first = static_cast<int>(params.splits > 1 ? number % params.splits : 0) * params.chunks_part;
         const int left = params.chunks - first, end = first + (left < params.chunks_part ? left : params.chunks_part);
+        RowPlanes early, late;  // of the halves of a chunk
+        stages.wait_for_rows(Turn::after(turns));
+        RowsKnown known = rows.measure(stages.slot(Turn::after(turns)));
+        rows.split(early, known, stages.slot(Turn::after(turns)), 0);
 #pragma unroll 1
-        for (int chunk = first; chunk < end; ++chunk) {
-            const Steps steps(params, chunk);
-            unsigned char* const slot = slots + turn.stage * Config::SLOT_BYTES;
-            copy_wait<Config::SLOTS - 1>();
-            __syncwarp();
-            RowPlanes planes;
-            bool serves = __all_sync(0xffffffffu, rows.split(planes, slot, steps.count)) != 0;
+        for (int chunk = first; chunk < end; ++chunk, ++turns) {
+            const Turn turn = Turn::after(turns);
+            const unsigned char* const stage = pipeline.stage(turn);
+            const Address columns = of_all_lanes(shared_address(stage));
+            const float scales[2] = {known.scale(0).up(), known.scale(1).up()};
+            const float* const right =
+                reinterpret_cast<const float*>(stage + Config::SCALES_AT) + once_more(rows.lane) % 4 * 2;
+            const auto following = [&] { return Turn::after(turns + 1); };
+            const bool more = chunk + 1 < end;
+            bool serves = true;
             barrier_wait(pipeline.filled(turn), turn.parity);
-            unsigned char* const stage = pipeline.stage(turn);
-            const int* const doubts = reinterpret_cast<const int*>(stage + Config::DOUBTS_AT);
-#pragma unroll
-            for (int producer = 0; producer < Config::PRODUCER_WARPS; ++producer) serves &= doubts[producer] == 0;
-            if (!serves) {
-                Worst worst;
-                worst.add(planes.word[0]);
-                worst.add(planes.word[1]);
-                const int* const counts = reinterpret_cast<const int*>(stage + Config::COUNTS_AT);
-                serves = is_served(worst.over_warp(), deficits_of_chunk(counts), steps.count - SPARE);
+            const auto split_late = [&] {
+                rows.split(late, known, stages.slot(turn), 1);
+                serves = are_served(known, stage, Steps(params, chunk).count);
+                if (serves) stages.leave_rows(turn, rows.lane);
+            };
+            const auto measure_next = [&] {
+                if (!more) return;
+                const Turn ahead = following();
+                stages.wait_for_rows(ahead);
+                known = rows.measure(stages.slot(ahead));
+            };
+            const auto split_next = [&] {
+                if (more) rows.split(early, known, stages.slot(following()), 0);
+            };
+            if constexpr (Config::PROMOTE == Config::CHUNK) {
+                add_whole<false>(sums, early, late, columns, scales, right, serves, split_late, measure_next);
+                add_whole<true>(sums, early, late, columns, scales, right, serves, [] {}, split_next);
+            } else {
+                add_half<false, 0>(sums, early, columns, scales, right, serves, split_late);
+                add_half<true, 0>(sums, early, columns, scales, right, serves, measure_next);
+                add_half<false, 1>(sums, late, columns, scales, right, serves, split_next);
+                add_half<true, 1>(sums, late, columns, scales, right, serves, [] {});
             }
-            const float* const scales = reinterpret_cast<const float*>(stage + Config::SCALES_AT);
-            add_chunk(
-                sums, planes, shared_address(stage), scales + rows.lane % 4 * 2, steps.count,
-                serves);
             arrive(pipeline.emptied(turn), rows.lane);
-            turn.next();
             if (!serves) {
                 served = false;
                 const Cursor cursor(params, number, chunk);
-                Value* const few = reinterpret_cast<Value*>(pipeline.stages + Config::FEW_AT + warp * Config::FEW_BYTES);
+                const Steps steps(params, chunk);
+                Value* const few =
+                    reinterpret_cast<Value*>(pipeline.stages + Config::FEW_AT + stages.warp * Config::FEW_BYTES);
                 add_numbers(
-                    sums, rows, slot, few, cursor.in_b(params, steps), gemm.b.column_stride, gemm.b.row_stride);
+                    sums, rows, stages.slot(turn), few, cursor.in_b(params, steps), gemm.b.column_stride,
+                    gemm.b.row_stride);
+                stages.leave_rows(turn, rows.lane);
             }
-            requests.next(params, rows, slot);
         }
         if (served) {
 #pragma unroll
             for (int j = 0; j < Sums::COLUMNS; ++j)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
-                    sums.re[j][e] = restored<Config::PROMOTE / 16>(sums.re[j][e]);
-                    sums.im[j][e] = restored<Config::PROMOTE / 16>(sums.im[j][e]);
+                    sums.re[j][e] = restored<2 * Config::PROMOTE / 16>(sums.re[j][e]);
+                    sums.im[j][e] = restored<2 * Config::PROMOTE / 16>(sums.im[j][e]);
                 }
         }
         const Item item(params, number);
@@ -300,34 +349,41 @@ GEMM_DEVICE void consume(
         }
         if (gridDim.x >= params.items - number) break;
     }
-    copy_wait<0>();
 }
 
 extern "C" __global__ void __launch_bounds__(GEMM_THREADS, 1) fused_tall(FusedParams params) {
     GEMM_DYNAMIC_SHARED(dynamic);
     __shared__ __align__(8) Barrier full[Config::STAGES], empty[Config::STAGES], together;
+    __shared__ __align__(8) Barrier rows_full[Config::STAGES][Config::PRODUCER_WARPS];
+    __shared__ __align__(8) Barrier rows_empty[Config::STAGES][Config::PRODUCER_WARPS];
     __shared__ Told told;
-    __shared__ Ahead ahead[Config::CONSUMER_WARPS];
     static_assert(Config::THREADS == GEMM_THREADS, "the host counts the threads the same way");
     static_assert(Config::SHARED_BYTES == GEMM_SHARED_BYTES, "the host counts the bytes the same way");
     const Pipeline pipeline{
         dynamic + (0u - shared_address(dynamic)) % Config::ALIGNMENT, shared_address(full), shared_address(empty),
         shared_address(&together)};
+    const RowBarriers rows{shared_address(rows_full), shared_address(rows_empty)};
     if (threadIdx.x == 0) {
         for (int i = 0; i < Config::STAGES; ++i) {
-            barrier_init(shared_address(&full[i]), Config::PRODUCER_WARPS);
+            barrier_init(shared_address(&full[i]), 1);
             barrier_init(shared_address(&empty[i]), Config::CONSUMER_WARPS);
+            for (int producer = 0; producer < Config::PRODUCER_WARPS; ++producer) {
+                barrier_init(shared_address(&rows_full[i][producer]), 32);
+                barrier_init(shared_address(&rows_empty[i][producer]), Copies::PAIR);
+            }
         }
         barrier_init(shared_address(&together), Config::CONSUMER_WARPS);
         barrier_init_fence();
     }
     __syncthreads();
-    const int group = warp_number() / 4;
-    if (group < Config::CONSUMERS / 128) {
+    wait_for_previous();
+    let_next_start();
+    const int warp = warp_number();
+    if (warp < Config::CONSUMER_WARPS) {
         take_registers<Config::CONSUMER_REGISTERS>();
-        consume(params, pipeline, told, ahead);
+        consume(params, pipeline, rows, told);
     } else {
         give_registers<Config::PRODUCER_REGISTERS>();
-        produce(params, pipeline, thread_again() - Config::CONSUMERS);
+        produce(params, pipeline, rows, warp - Config::CONSUMER_WARPS);
     }
 }

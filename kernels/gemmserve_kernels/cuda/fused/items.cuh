@@ -8,6 +8,14 @@
 struct Turn {
     int stage = 0;
     unsigned parity = 0;
+
+    // After so many ones.
+    static GEMM_DEVICE Turn after(unsigned count) {
+        Turn turn;
+        turn.stage = static_cast<int>(count % Config::STAGES);
+        turn.parity = count / Config::STAGES % 2;
+        return turn;
+    }
     GEMM_DEVICE void next() {
         if (++stage == Config::STAGES) {
             stage = 0;
@@ -64,10 +72,16 @@ GEMM_DEVICE Long offset_of(Long batch, const GemmParams& gemm, const MatrixParam
     return batch_offset(batch, gemm.batch_shape, matrix.batch_stride);
 }
 
+// Where the image of a chunk of a tile's columns lies (fused_columns.cu); `matrix`: among those that have images.
+GEMM_DEVICE unsigned char* image_at(const FusedParams& params, Long matrix, Long tile_n, int chunk) {
+    return params.columns + ((matrix * params.gemm.tiles_n + tile_n) * params.chunks + chunk) * Config::STAGE_BYTES;
+}
+
 // What producers keep of an item.
 struct Chunks {
     const Value* a;
     const Value* b;
+    const unsigned char* images;  // of the tile's columns, from the first chunk of all on
     int rows, columns;
     int next, end;
 
@@ -78,6 +92,7 @@ struct Chunks {
             item.row * gemm.a.row_stride;
         b = static_cast<const Value*>(gemm.b.re) + offset_of(batch, gemm, gemm.b) +
             item.column * gemm.b.column_stride;
+        images = image_at(params, params.own_columns ? batch - params.first_matrix : 0, item.where.tile_n, 0);
         next = item.split * params.chunks_part;
         end = next + params.chunks_part < params.chunks ? next + params.chunks_part : params.chunks;
     }

@@ -16,5 +16,10 @@ struct FusedParams {
     float* partial;    // splits > 1: one accumulator tile of each item
     float* grouped;    // splits > together: the same of each group of splits
     unsigned* arrivals;  // splits > 1: zero at the start, for each group of splits of each tile, then for each tile
+    unsigned arrivals_count;  // of this launch: what fused_columns sets to zero
+    unsigned images;          // that fused_columns makes: of each chunk of each tile's columns what a stage has of them
+    int own_columns;          // whether every matrix has its own columns; else all have the first one's
+    Long first_matrix;        // that has images, where every matrix has its own
+    unsigned char* columns;   // the images
     ElementCounters* counters;
 };

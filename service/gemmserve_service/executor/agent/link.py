@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from gemmserve_service.executor.join_protocol import (
     AGENT_SHARE,
+    BEAT_S,
     GREETING,
     MAX_FRAME,
     MAX_GREETING_FRAME,
@@ -21,6 +22,7 @@ from gemmserve_service.executor.join_protocol import (
     Pulse,
     Refused,
 )
+from gemmserve_service.executor.prompt_writes import PromptWriter
 from gemmserve_service.executor.protocol import Drop, ProtocolError, RunBatch, Write, encode
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOKS: Final = 8
-"""Looks at the lease in the time that it lasts."""
+"""Looks at the lease in the time that it lasts, and signs of life to the front."""
 _HANDSHAKE_S: Final = 10.0
 
 
@@ -67,6 +69,7 @@ class Link(asyncio.Protocol):
         self._clock = clock
         self._decoder = JoinDecoder(MAX_GREETING_FRAME)
         self._transport: asyncio.Transport | None = None
+        self._writer: PromptWriter | None = None
         self._heard = clock()
         self._looker: asyncio.TimerHandle | None = None
 
@@ -88,6 +91,7 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._writer = PromptWriter(self._transport)
 
     def data_received(self, data: bytes) -> None:
         if not self.lasts():
@@ -113,7 +117,7 @@ class Link(asyncio.Protocol):
         message = TO_AGENT.validate_json(frame.body)
         if not self.joined.done():
             if isinstance(message, Joined):
-                self.limit_s = message.heartbeat_timeout_s * AGENT_SHARE
+                self.limit_s = message.silence_s * AGENT_SHARE
                 self._decoder.limit = MAX_FRAME
                 self.joined.set_result(message)
                 self._look()
@@ -132,7 +136,8 @@ class Link(asyncio.Protocol):
 
     def _look(self) -> None:
         if self.lasts():
-            self._looker = asyncio.get_running_loop().call_later(self.limit_s / _LOOKS, self._look)
+            self._write(encode(Pulse()))
+            self._looker = asyncio.get_running_loop().call_later(min(self.limit_s / _LOOKS, BEAT_S), self._look)
 
     def lasts(self) -> bool:
         """Whether the lease lasts; ends the link where it does not."""
@@ -149,16 +154,16 @@ class Link(asyncio.Protocol):
         lease. Memory that is given is the caller's again after this.
         """
         if self.lasts():
-            self._write(b"".join(encode(each) if isinstance(each, BaseModel) else each for each in messages))
+            self._write(*[encode(each) if isinstance(each, BaseModel) else each for each in messages])
 
     @property
     def waiting_bytes(self) -> int:
         """Bytes that were sent, and that the connection has not taken."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
-    def _write(self, data: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
+    def _write(self, *pieces: bytes | memoryview) -> None:
+        if self._writer is not None:
+            self._writer.write(*pieces)
 
     def close(self, reason: str, *, flush: bool = False) -> None:
         """End the link; `flush`: after what was sent."""

@@ -186,7 +186,8 @@ class Relay:
         uses = uses_of(work)
         task = _Task(work, self._groups, uses)
         task.bare = [use.array for use in uses if use is not None and use.placeless and use.reads and use.array]
-        self._memory.reads(task.bare)
+        if task.bare:
+            self._memory.reads(task.bare)
         self._tasks[work.task] = task
         self._waiting[not work.express].append(task)
 
@@ -395,8 +396,9 @@ class Relay:
     def _release(self, task: _Task) -> None:
         """Give back all that a task has, which is over."""
         self._give_back(task)
-        self._memory.read(task.bare)
-        task.bare = []
+        if task.bare:
+            self._memory.read(task.bare)
+            task.bare = []
 
     def _give_back(self, task: _Task) -> None:
         """Give back what a task has of the node's memory. What it made is kept, if it is a large array."""

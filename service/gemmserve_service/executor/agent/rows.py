@@ -12,7 +12,7 @@ import numpy as np
 from gemmserve_service.executor.protocol import Form, ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from gemmserve_service.executor.protocol import ExtentRow, Part, Places, Work
     from gemmserve_service.store.extents.extents import Extent
@@ -29,38 +29,29 @@ class Use:
     """Use that a task makes of one row: the ranges that it reads, and those that it writes, ascending and apart."""
 
     row: ExtentRow
-    reads: list[Range] = field(default_factory=list)
-    writes: list[Range] = field(default_factory=list)
+    reads: list[Range]
+    writes: list[Range]
+    array: str | None = field(init=False)
+    """Id of the immutable array that the row is of; None: it is of none."""
+    placeless: bool = field(init=False)
+    """Whether its array is on the device alone."""
+    shared: bool = field(init=False)
+    """Whether it is an immutable array that is only read, of which a copy may be kept."""
     first: int = field(init=False)
     """Byte of the row that the node's extent begins with."""
     end: int = field(init=False)
     """Byte of the row after the last that is used."""
+    nbytes: int = field(init=False)
+    """Bytes of the node's extent."""
 
     def __post_init__(self) -> None:
-        used = [ranges for ranges in (self.reads, self.writes) if ranges]
-        lowest = min(ranges[0][0] for ranges in used)
-        self.first = 0 if self.array is not None else lowest // _SHIFT * _SHIFT
-        self.end = max(ranges[-1][1] for ranges in used)
-
-    @property
-    def placeless(self) -> bool:
-        """Whether its array is on the device alone."""
-        return not self.row[1]
-
-    @property
-    def array(self) -> str | None:
-        """Id of the immutable array that the row is of; None: it is of none."""
-        return self.row[4]
-
-    @property
-    def shared(self) -> bool:
-        """Whether it is an immutable array that is only read, of which a copy may be kept."""
-        return self.array is not None and not self.writes
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the node's extent."""
-        return self.end - self.first
+        reads, writes = self.reads or self.writes, self.writes or self.reads
+        array = self.array = self.row[4]
+        self.placeless = not self.row[1]
+        self.shared = array is not None and not self.writes
+        self.first = 0 if array is not None else min(reads[0][0], writes[0][0]) // _SHIFT * _SHIFT
+        self.end = max(reads[-1][1], writes[-1][1])
+        self.nbytes = self.end - self.first
 
 
 def uses_of(work: Work) -> list[Use | None]:
@@ -69,6 +60,7 @@ def uses_of(work: Work) -> list[Use | None]:
     """
     reads: dict[int, list[Range]] = {}
     writes: dict[int, list[Range]] = {}
+    rows = work.extents
     try:
         for part in work.parts:
             operands, results = _sizes(part.form)
@@ -76,16 +68,19 @@ def uses_of(work: Work) -> list[Use | None]:
                 for name, nbytes in sizes.items():
                     for number, offset in places[name]:
                         if number >= 0 and nbytes:
-                            found.setdefault(number, []).append((offset, offset + nbytes))
+                            if number in found:
+                                found[number].append((offset, offset + nbytes))
+                            else:
+                                found[number] = [(offset, offset + nbytes)]
     except (KeyError, ValueError) as error:
         raise ProtocolError(f"task {work.task} makes no sense: {error}") from error
-    if any(number >= len(work.extents) for number in (*reads, *writes)):
+    if max((*reads, *writes), default=-1) >= len(rows):
         raise ProtocolError(f"task {work.task} has a place in a row that it lacks")
     return [
-        Use(row, merged(reads.get(number, ())), merged(writes.get(number, ())))
+        Use(row, merged(reads.get(number, [])), merged(writes.get(number, [])))
         if number in reads or number in writes
         else None
-        for number, row in enumerate(work.extents)
+        for number, row in enumerate(rows)
     ]
 
 
@@ -111,8 +106,10 @@ def node_row(extent: Extent, array: str | None) -> ExtentRow:
     return name, extent.path, nbytes, extent.start, array
 
 
-def merged(ranges: Iterable[Range]) -> list[Range]:
+def merged(ranges: list[Range]) -> list[Range]:
     """Return the ranges ascending, those that touch as one."""
+    if len(ranges) < 2:  # most
+        return ranges
     found: list[Range] = []
     for start, end in sorted(ranges):
         if found and start <= found[-1][1]:

@@ -64,6 +64,7 @@ class JoinedExecutor:
         """Called when a worker came to `workers` or went from there."""
         self._listener = listener
         self._settings = settings
+        self._silence_s = min(settings.join_silence_s, settings.heartbeat_timeout_s)
         self._keyring = keyring
         self._open = is_loopback(settings.join_host) or settings.allow_unauthenticated
         self._secrets: LinkSecrets | None = None
@@ -176,6 +177,7 @@ class JoinedExecutor:
             Joined(
                 worker=join.worker,
                 link=link.secret,
+                silence_s=self._silence_s,
                 heartbeat_timeout_s=self._settings.heartbeat_timeout_s,
                 block_side=self._settings.block_side,
                 server=self._secrets.server,
@@ -267,8 +269,8 @@ class JoinedExecutor:
         """Send signs of life, and end what is over: links of keys that are, connections that do not get on, workers
         that are expected no longer. `now` by time.monotonic.
         """
-        silence_s = self._settings.heartbeat_timeout_s
-        stood_still = self._ticked is not None and now - self._ticked > silence_s / 2
+        timeout_s = self._settings.heartbeat_timeout_s
+        stood_still = self._ticked is not None and now - self._ticked > self._silence_s / 2
         self._ticked = now
         for link in list(self._links.values()):
             if not still_joined(self._keyring.current, link.key_id):
@@ -277,8 +279,12 @@ class JoinedExecutor:
                 continue
             if stood_still:  # nobody could be heard, and nothing be sent
                 link.heard = link.took = now
-            stuck = link.stuck_since is not None and now - link.stuck_since > silence_s
-            if stuck or (not link.greeted and now - link.heard > max(HELLO_S, silence_s)):
+            if link.greeted and now - link.heard > self._silence_s:
+                log.error("nothing came of worker %s for %.1f s", link.join and link.join.worker, now - link.heard)
+                link.end()
+                continue
+            stuck = link.stuck_since is not None and now - link.stuck_since > timeout_s
+            if stuck or (not link.greeted and now - link.heard > max(HELLO_S, timeout_s)):
                 log.error("worker %s takes nothing that it is sent, or says nothing", link.join and link.join.worker)
                 link.end()
                 continue
@@ -312,7 +318,7 @@ class JoinedExecutor:
 
     async def _tick_on(self) -> None:
         while True:
-            await asyncio.sleep(min(BEAT_S, self._settings.heartbeat_timeout_s / _BEATS))
+            await asyncio.sleep(min(BEAT_S, self._silence_s / _BEATS))
             try:
                 self._load_certificate()
             except (OSError, ssl.SSLError) as error:

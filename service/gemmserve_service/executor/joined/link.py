@@ -18,6 +18,7 @@ from gemmserve_service.executor.join_protocol import (
     Join,
     JoinDecoder,
     Leave,
+    Pulse,
     Rate,
     Refused,
     ResultBytes,
@@ -26,6 +27,7 @@ from gemmserve_service.executor.join_protocol import (
 )
 from gemmserve_service.executor.joined.assignments import Assignments, Elsewhere, Stale
 from gemmserve_service.executor.joined.sent_operands import SentOperands
+from gemmserve_service.executor.prompt_writes import PromptWriter
 from gemmserve_service.executor.protocol import (
     Beat,
     Cancel,
@@ -60,6 +62,7 @@ MAX_EXCHANGES: Final = 32
 """Data connections of one link."""
 _MAX_FRAME: Final = 16 << 20  # of what a node says: answers of programs of a thousand steps are the longest
 _MAX_INLINE: Final = 64  # operands of a task that are sent in frames of their own
+_MAPPED: Final = 1 << 16  # bytes of a result from which on no mapping is made for it: smaller ones share a file
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +87,7 @@ class Link:
         """Times of its last sign of life, and since which it has taken what it was sent (time.monotonic)."""
         self._executor = executor
         self._transport = transport
+        self._writer = PromptWriter(transport)
         self._decoder = JoinDecoder(MAX_GREETING_FRAME)
         self._exchanges: set[Exchange] = set()
         self._arrays: set[str] = set()
@@ -97,8 +101,6 @@ class Link:
     def feed(self, data: memoryview) -> None:
         """Take in what came. The memory is the caller's again after this."""
         self.heard = time.monotonic()
-        if self.worker is not None and self.greeted:
-            self.worker.heard = self.heard
         answered = False
         try:
             for frame in self._decoder.feed(data):
@@ -149,9 +151,15 @@ class Link:
         if (frame.raw is not None) != isinstance(message, ResultBytes):
             raise ProtocolError("a frame of the wrong kind")
         owner, worker = self._executor.owner, self.worker
-        if worker is None:
+        if worker is None or isinstance(message, Pulse):  # of the agent, which says nothing of the worker
             return False
-        if isinstance(message, Leave):
+        if self.greeted:
+            worker.heard = self.heard
+        if self.greeted and isinstance(message, ResultBytes):
+            self._takes_bytes(message, frame)
+        elif self.greeted and isinstance(message, Done | Failed):
+            return self._takes_answer(message, worker)
+        elif isinstance(message, Leave):
             self.leaves = True
             self.end()
         elif isinstance(message, Hello):
@@ -165,20 +173,6 @@ class Link:
             return False
         elif not self.greeted:
             raise ProtocolError("an answer before a hello")
-        elif isinstance(message, ResultBytes):
-            self._takes_bytes(message, frame)
-        elif isinstance(message, Done | Failed):
-            if not self.assignments.waits_for(message.task):
-                return False
-            written = isinstance(message, Failed) or message.written
-            if isinstance(message, Done) and written and not self.assignments.complete(message.task):
-                # Its place holds what was there before: somebody else's bytes.
-                raise ProtocolError(f"task {message.task} is said to be done, and its results have not come")
-            self.assignments.answered(message.task, written=written)
-            self._look()
-            if owner is not None:
-                owner.task_ended(worker, message, more=True)
-                return True
         elif isinstance(message, Written):
             written_tasks = [task for task in message.tasks if self.assignments.complete(task)]
             lost = [task for task in message.tasks if self.assignments.has(task) and task not in written_tasks]
@@ -206,6 +200,20 @@ class Link:
             raise ProtocolError("a second Join")
         return False
 
+    def _takes_answer(self, message: Done | Failed, worker: Worker) -> bool:
+        if not self.assignments.waits_for(message.task):
+            return False
+        written = isinstance(message, Failed) or message.written
+        if isinstance(message, Done) and written and not self.assignments.complete(message.task):
+            # Its place holds what was there before: somebody else's bytes.
+            raise ProtocolError(f"task {message.task} is said to be done, and its results have not come")
+        self.assignments.answered(message.task, written=written)
+        self._look()
+        if self._executor.owner is None:
+            return False
+        self._executor.owner.task_ended(worker, message, more=True)
+        return True
+
     def _takes_bytes(self, message: ResultBytes, frame: Frame) -> None:
         raw = frame.raw
         assert raw is not None
@@ -222,20 +230,18 @@ class Link:
 
     def send(self, message: ToOne) -> None:
         """Send a message of the scheduler's, and what is needed to carry it out here."""
-        frames = b""
+        pieces: list[bytes | memoryview] = []
         if isinstance(message, RunBatch):
-            pieces: list[bytes | memoryview] = []
             for work in message.tasks:
                 pieces += self._inline(self.assignments.add(work))
-                self._arrays.update(row[4] for row in work.extents if row[4] is not None)
-            frames = b"".join(pieces)
+                self._arrays.update([row[4] for row in work.extents if row[4] is not None])
         elif isinstance(message, Write):
             self.assignments.placed(message)
         elif isinstance(message, Drop):
             self.assignments.unwanted(message.tasks)
         elif isinstance(message, Cancel):
             self.assignments.unwanted([message.task])
-        self._write(frames + encode(message))  # together: the node is woken once
+        self._write(*pieces, encode(message))  # together: the node is woken once
 
     def forget(self, message: Forget) -> None:
         """Send that extents or arrays are gone."""
@@ -264,16 +270,16 @@ class Link:
             return []
         for operand in found:
             self._sent.add(operand)
-        self.count_fetched(sum(operand.nbytes for operand in found))
+            self.count_fetched(operand.nbytes)
         return pieces
 
     def say(self, message: BaseModel) -> None:
         """Send one message."""
         self._write(encode(message))
 
-    def _write(self, frame: bytes) -> None:
-        if not self._over and not self._transport.is_closing():
-            self._transport.write(frame)
+    def _write(self, *pieces: bytes | memoryview) -> None:
+        if not self._over:
+            self._writer.write(*pieces)
 
     def refuse(self, refusal: Refused) -> None:
         """Say why it may not join, and close."""
@@ -291,11 +297,12 @@ class Link:
         """
         file = self.assignments.writes(asked, row)
         self._count_returned(len(piece))
+        by_file = asked.rows == 1 and row > _MAPPED
         while len(piece):
             number, column = divmod(at, row)
             count = min(row - column, len(piece))
             start = asked.offset + number * asked.stride + column
-            self._executor.write(file, start, piece[:count], by_file=asked.rows == 1)
+            self._executor.write(file, start, piece[:count], by_file=by_file)
             self.assignments.came(asked, start, start + count)
             piece = piece[count:]
             at += count

@@ -49,6 +49,10 @@ class Deadline:
     def __init__(self, seconds: float) -> None:
         self._end = time.perf_counter() + seconds
 
+    def put_off(self, seconds: float) -> None:
+        """Move it by so long, which went into what measures nothing."""
+        self._end += seconds
+
     @property
     def left_s(self) -> float:
         """Seconds until then; negative afterwards."""

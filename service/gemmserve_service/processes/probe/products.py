@@ -32,7 +32,7 @@ much again.
 
 def product_times(spec: DeviceSpec, amounts: Amounts, deadline: Deadline) -> tuple[list[MeasuredProduct], list[str]]:
     """Return squares that were timed, and which were left out for want of time or memory. On the GPU that CuPy uses in
-    this thread, or the CPU. Raises DeviceError.
+    this thread, or the CPU. What has to be compiled puts the deadline off. Raises DeviceError.
     """
     found: list[MeasuredProduct] = []
     skipped: list[str] = []
@@ -44,7 +44,8 @@ def product_times(spec: DeviceSpec, amounts: Amounts, deadline: Deadline) -> tup
         if not fits or not deadline.allows(needed_s):
             skipped.append(f"{dtype} {n}: {'no time' if fits else 'too little memory'}")
             continue
-        seconds = _square(spec, dtype, n, amounts.slice_s)
+        seconds, first_s = _square(spec, dtype, n, amounts.slice_s)
+        deadline.put_off(max(0.0, first_s - seconds))
         last[dtype] = flops / seconds
         found.append(MeasuredProduct(dtype, "auto", n, n, n, seconds))
     return found, skipped
@@ -58,8 +59,10 @@ def _squares(amounts: Amounts) -> list[tuple[int, str]]:
     ]
 
 
-def _square(spec: DeviceSpec, dtype: str, n: int, slice_s: float) -> float:
-    """Return the seconds of n x n x n: the mean over what counts of a slice, one product at least."""
+def _square(spec: DeviceSpec, dtype: str, n: int, slice_s: float) -> tuple[float, float]:
+    """Return the seconds of n x n x n: the mean over what counts of a slice, one product at least; and those of the
+    first one, which compiles or loads what it needs.
+    """
     xp: Any = np
     if spec.kind != "cpu":
         import cupy as xp  # type: ignore[no-redef]
@@ -69,8 +72,10 @@ def _square(spec: DeviceSpec, dtype: str, n: int, slice_s: float) -> float:
             xp.cuda.get_current_stream().synchronize()
 
     a, b = (_operand(xp, n, dtype, seed) for seed in (1, 2))
-    gemm(a, b)  # compiles or loads what it needs
+    start = time.perf_counter()
+    gemm(a, b)
     wait()
+    first_s = time.perf_counter() - start
     count = 1
     times: list[float] = []
     begun = time.perf_counter()
@@ -83,7 +88,7 @@ def _square(spec: DeviceSpec, dtype: str, n: int, slice_s: float) -> float:
         times.append(taken / count)
         count = max(1, min(2 * count, round(_CHUNK_S * count / max(taken, 1e-9))))
     counted = times[int(len(times) * _WARM) :]
-    return sum(counted) / len(counted)
+    return sum(counted) / len(counted), first_s
 
 
 def _operand(xp: Any, n: int, dtype: str, seed: int) -> Any:

@@ -25,6 +25,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gemmserve_kernels import KernelError, Plan
+from gemmserve_kernels.blocks.grid import shells
 from gemmserve_kernels.blocks.memory_plan import LINK_RATE, plan_memory
 from gemmserve_kernels.blocks.reduction import BlockReduction
 from gemmserve_kernels.blocks.workspace import block_seconds
@@ -228,6 +229,11 @@ class Blocks:
         return self._left
 
     @property
+    def begun(self) -> bool:
+        """Whether a worker was given one."""
+        return self._shape is not None
+
+    @property
     def duration_s(self) -> float:
         """Seconds that all of it may take, by the estimate of a block, with as many workers as it was begun for."""
         return self.task.cost_s * math.ceil(self.grid.count / len(self._tiles))
@@ -255,7 +261,8 @@ class Blocks:
             plan = _plan(self.grid, worker)
             self._order = self.grid.order if plan is None else plan.order
             self._on_worker = _ON_WORKER if plan is None else min(plan.windows, MAX_ON_WORKER)
-            self._cut(sum(each.ready and each.device_class == worker.device_class for each in workers))
+            alike = sum(each.ready and each.device_class == worker.device_class for each in workers)
+            self._cut(alike, None if plan is None else plan.slots)
         index = self.grid.count if self._all_done else self._next(worker)
         self._left -= 1
         if index < self.grid.count:
@@ -378,13 +385,18 @@ class Blocks:
         self._owned.clear()
         self._panels.clear()
 
-    def _cut(self, workers: int) -> None:
-        """Cut the grid into a tile for each worker, as far as it goes."""
+    def _cut(self, workers: int, slots: tuple[int, int] | None) -> None:
+        """Cut the grid into a tile for each worker, as far as it goes. A tile whose panels all have `slots` is gone
+        through as a wavefront of its own: what is left of the grid's begins with a panel for every block in tiles off
+        its corner. (None: nothing is known of slots.)
+        """
         rows, columns = self._extents
         self._shape = _tiles(workers, rows, columns)
         self._tiles = [deque() for _ in range(math.prod(self._shape))]
         for index in self._order:
             self._tiles[self._tile_of(index)].append(index)
+        if len(self._tiles) > 1 and len(self.grid.runs) == 1:
+            self._tiles = [deque(_wavefront(self.grid, tile, slots)) for tile in self._tiles]
 
     @property
     def _extents(self) -> tuple[int, int]:
@@ -435,6 +447,16 @@ def _plan(grid: Grid, worker: Worker) -> MemoryPlan | None:
         return plan_memory(grid, worker.spec, worker.planned_bytes)
     except KernelError:  # whoever computes a block will say so
         return None
+
+
+def _wavefront(grid: Grid, tile: Collection[int], slots: tuple[int, int] | None) -> Collection[int]:
+    """Return the blocks of a tile of one run of matrices as a wavefront from its corner, or as they are where `slots`
+    do not hold all of its panels.
+    """
+    _, rows, columns = (sorted(set(places)) for places in zip(*map(grid.place, tile), strict=True))
+    if slots is not None and (len(rows) > slots[0] or len(columns) > slots[1]):
+        return tile
+    return [grid.at(0, rows[row], columns[column]) for row, column in shells(len(rows), len(columns))]
 
 
 def _tiles(workers: int, rows: int, columns: int) -> tuple[int, int]:

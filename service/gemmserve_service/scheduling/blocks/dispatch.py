@@ -1,9 +1,15 @@
-"""Dispatch of large products: which are cut into blocks, which devices compute those, and who takes the next."""
+"""Dispatch of large products: which are cut into blocks, which devices compute those, and who takes the next.
+
+Blocks are this host's. Where another's worker is so much faster that bringing it the operands pays, it has all of the
+product, which it computes by the same blocks.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -21,6 +27,12 @@ if TYPE_CHECKING:
     from gemmserve_service.scheduling.tasks import Task
     from gemmserve_service.store.array_store import ArrayStore
     from gemmserve_service.store.upload import Upload
+
+
+AWAY_GAIN: Final = 1.2
+"""Times as fast as this host's devices together that a worker of another is to be, its link included."""
+_ASKED: Final = 16
+"""Idle workers that are asked, at most, whether one of another host is so much faster."""
 
 
 class BlockDispatch:
@@ -68,10 +80,13 @@ class BlockDispatch:
         )
 
     def suits(self, blocks: Blocks, worker: Worker) -> bool:
-        """Whether a worker may have one of those blocks now; all go to the devices that are through first, which are
-        chosen before the first of them, and again when there are none of these any more.
+        """Return whether a worker may have one of those blocks now, or, where it joined, all of the product; blocks all
+        go to the devices that are through first, which are chosen before the first of them, and again when there are
+        none of these any more.
         """
         if worker.link is not None:
+            return not blocks.begun and not worker.tasks and self._pays_away(blocks, worker)
+        if not blocks.begun and self._is_for_others(blocks):
             return False
         known = [each for each in self._fleet.representatives if each.link is None]
         if blocks.device_class is None or not (
@@ -86,6 +101,29 @@ class BlockDispatch:
             if able:
                 blocks.choose(min(able, key=seconds).device_class)
         return blocks.suits(worker)
+
+    def _is_for_others(self, blocks: Blocks) -> bool:
+        """Return whether an idle worker of another host is to have all of a product."""
+        idle = islice(self._fleet.idle_workers, _ASKED)
+        return any(each.link is not None and self._pays_away(blocks, each) for each in idle)
+
+    def _pays_away(self, blocks: Blocks, worker: Worker) -> bool:
+        """Return whether a worker of another host would be through with all of a product so much sooner."""
+        task = blocks.task
+        plans = (self._placement.plan(each, worker) for each in (task, blocks.typical))
+        if task.crashes or not all(isinstance(plan, Plan) for plan in plans):
+            return False
+        here = [each for each in self._executor.workers() if each.ready and each.link is None]
+        alike = Counter(each.device_class for each in here)
+        count = blocks.grid.count
+        of_class = {each.device_class: each for each in here}
+        seconds = [
+            count * self._estimates.seconds(blocks.typical, each) / alike[each.device_class]
+            for each in of_class.values()
+            if isinstance(self._placement.plan(blocks.typical, each), Plan)
+        ]
+        away_s = count * self._estimates.seconds(blocks.typical, worker) + self._placement.link_seconds(task, worker)
+        return AWAY_GAIN * away_s < min(seconds, default=math.inf)
 
     def take(self, blocks: Blocks, worker: Worker) -> BlockTask | KernelError:
         """Take a block for a worker; the reason, and nothing is taken, where its device cannot compute it."""

@@ -11,6 +11,7 @@ holds the end of a download, say) is not handed out until that reference is gone
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import math
@@ -42,6 +43,12 @@ _MAX_KEPT: Final = 512  # free extents; each costs a mapping, of which Linux all
 _MAX_MAPPED: Final = most_mappings()  # mappings of live file extents that are kept, for the same reason
 _SHARED_BYTES: Final = 1 << 20
 """Bytes of a file that small extents share."""
+_LARGE: Final = 64 << 20
+"""Bytes of an extent from which it may take long to make one."""
+_BRIEF_S: Final = 5e-3
+"""Seconds for which the event loop may be held up by that."""
+_UNUSED_S: Final = 2.0
+"""Seconds after which a file that was made ahead goes, if nobody has taken it and it is more than what is kept."""
 _SMALL: Final = 1 << 16
 """Bytes of an extent, up to which it shares a file with fifteen others or more."""
 
@@ -263,6 +270,34 @@ class ExtentPool:
         self._shared: dict[str, SharedFile] = {}
         self._with_room: dict[int, dict[str, SharedFile]] = {}
         """Files that have vacant slots, by the size of their slots."""
+        self._rate = 0.0
+        """Bytes a second at which the last large file was made."""
+
+    def brief(self, nbytes: int) -> bool:
+        """Whether `take` of so many bytes holds its caller up for no longer than some milliseconds."""
+        capacity = size_class(nbytes)
+        if self.folder is None or capacity < _LARGE or capacity <= _BRIEF_S * self._rate:
+            return True
+        return any(extent.quiescent and not extent.failed for extent in self._by_class.get(capacity, ()))
+
+    async def stock(self, nbytes: int) -> None:
+        """Have a thread make what the next `take` of `nbytes` > 0 will find. What fails here `take` meets again.
+
+        A file system in memory looks for all pages of a file when room is reserved in it, 5 GB in a second; one that
+        cannot reserve room has it written.
+        """
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(None, self._made, size_class(nbytes))
+        try:
+            name, path = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            work.add_done_callback(_remove)
+            raise
+        except OSError:
+            return
+        extent = Extent(name, path, size_class(nbytes))
+        self._keep(extent)
+        loop.call_later(_UNUSED_S, self._drop_unused, extent)
 
     def take(self, nbytes: int) -> Extent:
         """An extent of at least `nbytes` > 0, recycled where possible. Raises StoreFull."""
@@ -292,11 +327,18 @@ class ExtentPool:
         if not reusable or extent.sealed or extent.capacity > self.keep_bytes:
             self._destroy(extent, reusable=reusable)
             return
+        self._keep(extent)
+        while self.free_bytes > self.keep_bytes or len(self._free) > _MAX_KEPT:
+            self._drop_oldest()
+
+    def _keep(self, extent: Extent) -> None:
         self._free[extent.name] = extent
         self._by_class.setdefault(extent.capacity, []).append(extent)
         self.free_bytes += extent.capacity
-        while self.free_bytes > self.keep_bytes or len(self._free) > _MAX_KEPT:
-            self._drop_oldest()
+
+    def _drop_unused(self, extent: Extent) -> None:
+        if self._free.get(extent.name) is extent and self.free_bytes > self.keep_bytes:
+            self._drop(extent)
 
     def touch(self, extent: Extent) -> None:
         """Marks a live extent as used now; the mappings of those longest unused are dropped past a bound."""
@@ -408,17 +450,25 @@ class ExtentPool:
 
     def _create_file(self, nbytes: int) -> tuple[str, str]:
         try:
-            return _create_file(self._folder, nbytes)
+            return self._made(nbytes)
         except OSError as error:
             if error.errno not in _FULL:
                 raise
         self.trim()
         try:
-            return _create_file(self._folder, nbytes)
+            return self._made(nbytes)
         except OSError as error:
             if error.errno not in _FULL:
                 raise
             raise StoreFull(f"the disk has no room for {nbytes} bytes") from error
+
+    def _made(self, capacity: int) -> tuple[str, str]:
+        """Return name and path of a new file. Called in any thread. Raises OSError."""
+        began = time.perf_counter()
+        made = _create_file(self._folder, capacity)
+        if capacity >= _LARGE:
+            self._rate = capacity / max(time.perf_counter() - began, 1e-9)
+        return made
 
     def _check_pieces(self) -> None:
         if self.most is not None and self.live + len(self._free) >= self.most:
@@ -427,7 +477,10 @@ class ExtentPool:
                 raise StoreFull(f"{self.live} pieces of memory are in use, each of which is an open file")
 
     def _drop_oldest(self) -> None:
-        _, extent = self._free.popitem(last=False)
+        self._drop(next(iter(self._free.values())))
+
+    def _drop(self, extent: Extent) -> None:
+        del self._free[extent.name]
         self._by_class[extent.capacity].remove(extent)
         self.free_bytes -= extent.capacity
         self._destroy(extent)
@@ -452,6 +505,12 @@ class ExtentPool:
             Path(extent.path).unlink(missing_ok=True)
         if self.on_destroy is not None:
             self.on_destroy(extent.file[0])
+
+
+def _remove(made: asyncio.Future[tuple[str, str]]) -> None:
+    """Delete a file that nobody waits for any more."""
+    if not made.cancelled() and made.exception() is None:
+        Path(made.result()[1]).unlink(missing_ok=True)
 
 
 def map_sealed(path: str, capacity: int) -> Mapping:

@@ -20,6 +20,7 @@ void* shared_pointer(unsigned address, unsigned bytes);
 
 void barrier_init(unsigned barrier, unsigned arrivals);
 void barrier_arrive(unsigned barrier);
+inline void barrier_arrive_copied(unsigned barrier) { barrier_arrive(barrier); }  // copies are done at once
 void barrier_arrive_expecting(unsigned barrier, unsigned bytes);
 void barrier_wait(unsigned barrier, unsigned parity, SIMT_HERE);
 inline void barrier_init_fence() {}

@@ -32,7 +32,7 @@ from gemmserve_service.executor.protocol import Cancel, ProtocolError, encode
 
 JOIN = Join(name="node-7", device="cuda:0", session="0123456789abcdef", token="wk_x", cache_bytes=1 << 30)
 TO = [
-    Joined(worker="node-7/cuda:0", link="ab" * 16, heartbeat_timeout_s=10, block_side=2048, server="s"),
+    Joined(worker="node-7/cuda:0", link="ab" * 16, silence_s=5, heartbeat_timeout_s=10, block_side=2048, server="s"),
     Refused(slug="token", detail="unknown"),
     Pulse(),
     Cancel(task="t"),

@@ -19,6 +19,7 @@ from gemmserve_service.store.extents.extents import size_class
 from gemmserve_service.store.record import Reservation, Tags
 
 ARRAY = np.arange(10_000, dtype="c8")
+MIB = 1 << 20
 
 
 def extents(settings):
@@ -460,3 +461,24 @@ async def test_of_several_all_are_reserved_or_none(make_store, make_settings, ow
     for upload in store.allocate_all(reservations(5000, 5000), owner="me", ttl_s=None, deferred=False):
         upload.abort()
     assert store.used_bytes == 0
+
+
+async def test_room_for_a_large_array_is_made_beside_the_event_loop(make_store, make_settings, monkeypatch):
+    """Where that takes long; and none for what would be refused, or is written later."""
+    store = await make_store(make_settings(max_array_bytes=4 * MIB))
+    made = []
+
+    async def stock(nbytes):
+        made.append(nbytes)
+
+    monkeypatch.setattr(store._space.files, "brief", lambda nbytes: nbytes < MIB)
+    monkeypatch.setattr(store._space.files, "stock", stock)
+    await store.make_room(2 * MIB, "")
+    await store.make_room(1000, "")
+    await store.make_room(0, "")
+    await store.make_room(2 * MIB, "", deferred=True)
+    with pytest.raises(TooLarge):
+        await store.make_room(8 * MIB, "")
+    await store.stock(3 * MIB)
+    await store.stock(0)
+    assert made == [2 * MIB, 3 * MIB]

@@ -13,6 +13,16 @@ GEMM_DEVICE int warp_number() {
 #endif
 }
 
+// What all lanes of a warp have, told by one of them for the same reason. Of an address in shared memory: descriptors of
+// matrices there are then made by the uniform units, ahead of the instructions that take them.
+GEMM_DEVICE unsigned of_all_lanes(unsigned x) {
+#if defined(GEMM_CUDA)
+    return __shfl_sync(0xffffffffu, x, 0);
+#else
+    return x;
+#endif
+}
+
 // The same variable of lane `lane ^ step`.
 template <class T>
 GEMM_DEVICE T of_neighbour(T x, int step) {

@@ -30,6 +30,11 @@ GEMM_DEVICE void barrier_arrive(Address barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// Arrives once the thread's copies (cp.async) so far are there.
+GEMM_DEVICE void barrier_arrive_copied(Address barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // At the same barrier of block `rank` of the cluster.
 GEMM_DEVICE void barrier_arrive_remote(Address barrier, unsigned rank) {
     asm volatile(

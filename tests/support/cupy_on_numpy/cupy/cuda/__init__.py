@@ -5,6 +5,7 @@ import time
 from cupy._array import alloc
 from cupy.cuda import compiler, cublas, device, driver, memory, nvrtc, runtime
 from cupy.cuda.device import Device
+from gemmserve_kernels.device import driver as driver_calls
 
 __all__ = [
     "Device", "Event", "MemoryPool", "Stream", "alloc", "alloc_pinned_memory", "compiler", "cublas", "device", "driver",
@@ -103,3 +104,7 @@ def using_allocator(allocator=None):
 
 def set_allocator(allocator=None):
     pass
+
+
+# A driver that is there all the same knows nothing of these streams and events.
+driver_calls.quick_calls = lambda: None

@@ -6,7 +6,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fused_cases import CASES, HOSTILE, SERVED, SPLITS, TILES, check_case, check_elements, check_not_finite, run
+from fused_cases import (
+    CASES,
+    HOSTILE,
+    SERVED,
+    SPLITS,
+    TILES,
+    WHOLE,
+    check_case,
+    check_elements,
+    check_long_promotion,
+    check_not_finite,
+    elementwise,
+    run,
+)
 from simt_cases import ShimMachine, random
 from simt_shim import Order, ShimLauncher
 
@@ -58,6 +71,28 @@ def test_every_element_is_as_accurate_as_plain_float32s(kind, tile):
         np.testing.assert_array_equal(result, a.astype("c16") @ b.astype("c16"))
 
 
+@pytest.mark.parametrize("kind", ["normal", "positive", "a few spikes", "imaginary parts that cancel"])
+def test_sums_may_leave_the_tensor_core_once_for_each_chunk(kind):
+    """Of long k, where fewer roundings make up for what truncation takes; some rows are not served."""
+    a, b = (
+        np.concatenate([x] * 11, axis) for x, axis in zip(HOSTILE.get(kind, HOSTILE["normal"]), (1, 0), strict=True)
+    )
+    if kind == "a few spikes":
+        a[::9, 100] *= 1e9
+    on = machine()
+    whole = check_elements(on, a, b, config=WHOLE)
+    assert (on.launcher.counts().plain > 0) == (kind == "a few spikes")
+    _, halves = run(machine(), a, b, config=replace(WHOLE, promote=32))
+    assert elementwise(a, b, whole) <= 2 * elementwise(a, b, halves) + 1
+    check_case(machine(), CASES["CR 70"], WHOLE)
+
+
+@tiles
+@pytest.mark.parametrize("k", [64, 128, 256])
+def test_sums_of_32_steps_are_no_worse_than_plain_float32s(k, tile):
+    check_long_promotion(machine(), tile, k)
+
+
 @tiles
 def test_what_is_not_finite_is_what_plain_float32_makes_of_it(tile):
     check_not_finite(machine(), tile)
@@ -85,5 +120,5 @@ def test_a_launch_whose_workspace_is_too_small_is_cut(monkeypatch, tile):
     monkeypatch.setattr(fused, "_WORKSPACE_BYTES", 2 * 3 * tile.block_m * 64 * 8)
     on = machine()
     _, cut = run(on, a, b, config=config)
-    assert on.launcher.launches == [{64: "fused_gemm", 128: "fused_tall"}[tile.block_m]] * 3
+    assert on.launcher.launches == {64: ["fused_gemm"], 128: ["fused_columns", "fused_tall"]}[tile.block_m] * 3
     np.testing.assert_array_equal(whole.view(np.uint64), cut.view(np.uint64))

@@ -55,14 +55,29 @@ def test_sums_leave_the_tensor_core_sooner_where_they_are_short(k, promote):
     assert choose_tile(None, (1, 64, 64, k), H200).promote == promote
 
 
+@pytest.mark.parametrize(
+    ("shape", "promote"),
+    [
+        ((4096, 64, 64, 64), 32), ((1024, 128, 128, 128), 32), ((256, 256, 256, 256), 32), ((512, 192, 192, 192), 32),
+        ((2048, 96, 96, 96), 16),  # chunks of 48 steps: a third of 64 would be multiplied in vain
+        ((8192, 48, 48, 48), 16), ((8192, 32, 32, 32), 16),
+        ((33, 64, 64, 64), 16), ((34, 64, 64, 64), 32),  # from where on a BLAS leaves k whole
+        ((1, 512, 512, 512), 16), ((1, 1024, 1024, 512), 16),
+    ],
+)  # fmt: skip
+def test_they_stay_longer_where_a_blas_would_not_cut_k(shape, promote):
+    assert choose_tile(None, shape, H200).promote == promote
+
+
 def test_a_configuration_is_honoured_or_refused():
     shape = (1, 64, 64, 1000)
     tile = choose_tile(GemmConfig(split_k=5, raster=2, promote=32, stages=3), shape, H200)
     assert (tile.split_k, tile.raster, tile.promote, tile.stages) == (4, 2, 32, 3)  # 16 chunks by four
+    assert choose_tile(GemmConfig(block_m=128, promote=64), shape, H200).promote == 64
     for config, name in (
         (GemmConfig(split_k=17), "split_k"), (GemmConfig(promote=64), "promote"), (GemmConfig(stages=4), "stages"),
         (GemmConfig(block_m=256), "block_m"), (GemmConfig(block_n=64), "block_n"), (GemmConfig(split_k=0), "split_k"),
-        (GemmConfig(block_m=128, stages=3), "stages"),
+        (GemmConfig(block_m=128, stages=3), "stages"), (GemmConfig(block_m=128, promote=48), "promote"),
     ):  # fmt: skip
         with pytest.raises(ConfigInfeasible, match=name):
             choose_tile(config, shape, H200)

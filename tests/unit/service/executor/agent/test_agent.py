@@ -159,6 +159,16 @@ async def test_a_silent_front_loses_the_worker_s_tasks(joined, product):
         assert close(result(), A, B)
 
 
+async def test_a_link_that_carries_nothing_is_given_up_long_before_a_worker_would_be(joined):
+    async with JoinFront(heartbeat_timeout_s=600, silence_s=2) as front:
+        await joined(front)
+        await asyncio.wait_for(front.pulsed.wait(), 60)
+        front.pulses = False
+        assert await front.hear() is None
+        front.pulses = True
+        await front.hear(Hello)
+
+
 async def test_the_end_of_the_worker_ends_the_link_and_a_new_one_follows(front, joined, product):
     await joined(front)
     os.kill(front.hellos[0].pid, signal.SIGKILL)

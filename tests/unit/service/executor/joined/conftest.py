@@ -173,7 +173,7 @@ async def make_joined(make_settings):
 
     async def make(**fields):
         listener = socket.create_server(("127.0.0.1", 0))
-        settings = make_settings(device="none", join_port=0, **fields)
+        settings = make_settings(device="none", join_port=0, **{"join_silence_s": 3600} | fields)
         settings.data_dir.mkdir(exist_ok=True)
         keyring = KeyringWatch(settings.data_dir)
         executor = JoinedExecutor(listener, settings, keyring)

@@ -328,6 +328,31 @@ async def test_a_silent_link_is_given_up_and_its_task_goes_elsewhere(joined, mak
     assert await node.hear() is None
 
 
+async def test_a_link_over_which_nothing_comes_is_given_up_long_before_a_worker_is_taken_for_hung(
+    make_joined, make_node
+):
+    core = await make_joined(join_silence_s=700)
+    node = await make_node(core=core)
+    (worker,) = core.executor.workers()
+    now = time.monotonic()
+    for seconds in range(100, 1000, 100):  # no pause of this process
+        core.executor.tick(now + seconds)
+        assert worker.ready == (seconds < 700)
+    assert await node.hear() is None
+
+
+async def test_a_pulse_is_the_link_s_sign_of_life_and_not_the_worker_s(joined, make_node, eventually):
+    node = await make_node()
+    (worker,) = joined.executor.workers()
+    link = joined.executor.link_of(node.joined.link)
+    heard, worker.heard = link.heard, 0.0
+    node.say(Pulse())
+    await eventually(lambda: link.heard > heard)
+    assert worker.heard == 0.0
+    node.say(Beat())
+    await eventually(lambda: worker.heard > heard)
+
+
 async def test_both_hear_that_the_other_lives(joined, make_node):
     node = await make_node()
     joined.executor.tick(time.monotonic())

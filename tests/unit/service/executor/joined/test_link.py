@@ -25,6 +25,9 @@ class Transport:
     def is_closing(self):
         return False
 
+    def get_extra_info(self, name):
+        return None
+
     def write(self, data):
         self.writes.append(bytes(data))
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from gemmserve.wire import ROUTED_HEADER
+from gemmserve_service.tenancy.api_keys import Quota
 
 ID = "01jd2w7m4h8k3n5p6q9r0s1t2v"
 URLS = {"0": "http://127.0.0.1:1", "1": "http://127.0.0.1:2/below"}
@@ -89,6 +91,16 @@ async def test_the_key_comes_first(client, make_key):
     """A caller without a key learns nothing of what is where."""
     make_key("alice")
     assert (await client.get(f"/v1/arrays/arr_{ID}")).status_code == 401
+
+
+async def test_each_cell_grants_its_part_of_a_quota(as_, npy):
+    alice = as_("alice", quota=Quota(stored_bytes=2001, queued_jobs=5, device_seconds_per_day=3.0))
+    quotas = (await alice.get("/v1/usage")).json()["quotas"]
+    limits = {name: quotas[name]["limit"] for name in ("stored_bytes", "queued_jobs", "device_seconds_per_day")}
+    assert limits == {"stored_bytes": 1001, "queued_jobs": 3, "device_seconds_per_day": 1.5}
+    kind = {"Content-Type": "application/x-npy"}
+    assert (await alice.post("/v1/arrays", content=npy(np.zeros(125)), headers=kind)).status_code == 201
+    assert (await alice.post("/v1/arrays", content=npy(np.zeros(1)), headers=kind)).status_code == 507
 
 
 @pytest.mark.parametrize("dry_run", [False, True])

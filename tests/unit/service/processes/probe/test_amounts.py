@@ -10,6 +10,9 @@ def test_deadlines() -> None:
     assert not Deadline(600).allows(601)
     assert not Deadline(-1).allows(0)
     assert Deadline(-1).left_s < 0
+    late = Deadline(-1)
+    late.put_off(600)
+    assert late.allows(500)
 
 
 def test_quick_is_less() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from gemmserve_kernels import DeviceSpec
+from gemmserve_service.processes.probe import products
 from gemmserve_service.processes.probe.amounts import QUICK, Deadline
 from gemmserve_service.processes.probe.products import DTYPES, fastest, product_times
 
@@ -38,3 +40,21 @@ def test_what_would_take_too_long_is_not_begun() -> None:
     found, skipped = product_times(CPU, replace(SMALL, first_extents=(8, 50_000)), Deadline(600))
     assert ("complex64", 50_000) not in {(each.dtype, each.n) for each in found}
     assert skipped[-1].startswith("complex64 50000: ")
+
+
+def test_what_is_compiled_costs_no_measurement(monkeypatch) -> None:
+    """On a host without a kernel cache, the largest squares would be left out: those that the planner needs most."""
+    multiply, seen = products.gemm, set()
+
+    def compiling(a, b):
+        if a.dtype not in seen:
+            seen.add(a.dtype)
+            time.sleep(0.5)
+        return multiply(a, b)
+
+    monkeypatch.setattr(products, "gemm", compiling)
+    deadline = Deadline(1.0)
+    found, skipped = product_times(CPU, SMALL, deadline)
+    assert skipped == []
+    assert {each.m for each in found if each.dtype == "complex64"} == set(SMALL.first_extents)
+    assert 0 < deadline.left_s <= 1.0

@@ -6,7 +6,6 @@ import asyncio
 import random
 import sys
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,8 +15,8 @@ from gemmserve_kernels.blocks.grid import Grid
 from gemmserve_kernels.blocks.memory_plan import plan_memory
 from gemmserve_kernels.device.spec import KNOWN, DeviceSpec
 from gemmserve_service import products
-from gemmserve_service.errors import Draining, JobCancelled, JobFailed, JobTimeout, WorkerCrashed
-from gemmserve_service.executor.port import Worker
+from gemmserve_service.errors import Draining, JobCancelled, JobFailed, JobTimeout, QueueFull, WorkerCrashed
+from gemmserve_service.executor.port import NodeLink, Worker
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.scheduling.blocks import blocks as blocks_module
 from gemmserve_service.scheduling.blocks.blocks import Blocks, BlockTask, _tiles
@@ -274,7 +273,7 @@ async def test_it_is_one_task_of_its_owner(blocky, fake, make_large, submit):
         claim(task.problem.nbytes())
     scheduler.submit(task)
     assert scheduler.queue.waiting("x") == 1
-    assert scheduler.queue.waiting_bytes("x") == task.size[0]
+    assert scheduler.queue.waiting_bytes("x") == 0, "it has begun"
     run(fake, 15)
     assert (scheduler.queue.waiting("x"), scheduler.queue.nbytes) == (0, 0)
     run(fake)
@@ -687,15 +686,40 @@ async def test_by_chance(seed, blocky, make_fake, large, submit, listener, store
     assert (store.scratch_bytes, scheduler.queued, scheduler.fleet.running) == (0, 0, 0)
 
 
-async def test_the_order_within_a_tile_is_the_grid_s(make_large):
+@pytest.mark.parametrize("workers", [2, 4])
+async def test_a_tile_is_a_wavefront_of_its_own_where_its_panels_have_slots(make_large, workers):
+    """Its first four blocks need two panels of A and two of B, in the corner's tile and in every other."""
     task = await make_large("large", 128)
-    blocks = Blocks(task, Grid.with_sides(task.problem, (SIDE, SIDE, 1)), print, print)
-    order = blocks.grid.order
-    blocks._cut(4)
-    for tile in blocks._tiles:
-        places = [order.index(index) for index in tile]
-        assert all(a < b for a, b in pairwise(places))
+    grid = Grid.with_sides(task.problem, (SIDE, SIDE, 1))
+    down, across = (8 // workers, 8) if workers == 2 else (4, 4)
+    for slots in (None, (down, across), (down, across - 1)):
+        blocks = Blocks(task, grid, print, print)
+        blocks._cut(workers, slots)
+        assert sorted(index for tile in blocks._tiles for index in tile) == sorted(grid.order)
+        for tile in blocks._tiles:
+            first = list(tile)[:4]
+            panels = len({grid.row_panel(index) for index in first}), len({grid.column_panel(index) for index in first})
+            if slots != (down, across - 1):
+                assert panels == (2, 2)
+            positions = [grid.order.index(index) for index in tile]
+            assert (slots != (down, across - 1)) or positions == sorted(positions), "as its plan of memory has it"
     task.close()
+
+
+async def test_a_product_that_has_begun_does_not_keep_others_from_the_queue(blocky, fake, make_large):
+    """However many bytes it has: they are no bytes of a job that waits."""
+    first, second = [await make_large(name) for name in ("first", "second")]
+    scheduler = await blocky(fake, max_queued_bytes=first.problem.nbytes() + 1000)
+    scheduler.submit(first)
+    assert scheduler.queue.nbytes == 0
+    with scheduler.admission("") as claim:
+        claim(second.problem.nbytes())
+    scheduler.submit(second)
+    assert scheduler.queue.nbytes == second.problem.nbytes()
+    with pytest.raises(QueueFull), scheduler.admission("") as claim:
+        claim(2000)
+    run(fake)
+    assert (scheduler.queued, scheduler.queue.nbytes, scheduler.queue.waiting_bytes("")) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("share", [0, 3])
@@ -870,3 +894,64 @@ async def test_a_block_of_a_reduction_that_fails_ends_it(blocky, fake, reduction
     fake.fail("cpu")
     assert isinstance(listener.outcomes["large"], JobFailed)
     assert (store.scratch_bytes, scheduler.queued, scheduler.running) == (0, 0, 0)
+
+
+# -- workers of other hosts
+
+
+@pytest.fixture
+def with_a_node(make_fake, monkeypatch):
+    """A server with two workers of its own, and one that joined: `seconds` that a block takes on each of them."""
+    fake = make_fake("cpu", "cpu:1", "node/cuda:0")
+    fake.fleet["node/cuda:0"].link = NodeLink("node", "10.0.0.2", 1e9, 1 << 30)
+    seconds = {"cpu": 1.0, "cpu:1": 1.0, "node/cuda:0": 0.1}
+    monkeypatch.setattr(Estimates, "seconds", lambda _, task, worker: seconds[worker.id])
+    return fake, seconds
+
+
+async def test_a_large_product_goes_away_as_a_whole_where_that_is_so_much_faster(blocky, with_a_node, large):
+    fake, _ = with_a_node
+    scheduler = await blocky(fake)
+    task = await large(scheduler)
+    assert fake.running("node/cuda:0") == ["large"]
+    assert (fake.running("cpu"), fake.running("cpu:1"), scheduler.queued) == ([], [], 0)
+    fake.done("node/cuda:0")
+    assert task.over
+
+
+@pytest.mark.parametrize(
+    ("node_s", "link"), [(0.45, 1e9), (0.1, 1e2)], ids=["not 1.2 times as fast as both", "a slow link"]
+)
+async def test_it_stays_where_that_does_not_pay(blocky, with_a_node, large, node_s, link):
+    fake, seconds = with_a_node
+    seconds["node/cuda:0"] = node_s
+    fake.fleet["node/cuda:0"].link.bytes_s = link
+    scheduler = await blocky(fake)
+    task = await large(scheduler)
+    assert fake.running("node/cuda:0") == []
+    assert all(name.startswith("large/") for name in (*fake.running("cpu"), *fake.running("cpu:1")))
+    run(fake)
+    assert task.over
+
+
+async def test_nobody_waits_for_a_worker_of_another_host_that_is_busy(blocky, with_a_node, large):
+    fake, _ = with_a_node
+    scheduler = await blocky(fake)
+    first, second = await large(scheduler, "first"), await large(scheduler, "second")
+    assert fake.running("node/cuda:0") == ["first"]
+    assert {name.split("/")[0] for name in fake.running("cpu")} == {"second"}
+    run(fake)
+    assert first.over
+    assert second.over
+
+
+async def test_what_a_node_had_that_is_lost_is_cut_for_who_is_left(blocky, with_a_node, large):
+    fake, seconds = with_a_node
+    scheduler = await blocky(fake)
+    task = await large(scheduler)
+    seconds["node/cuda:0"] = 100.0
+    fake.lose("node/cuda:0")
+    assert task.blocks is not None
+    run(fake)
+    assert task.over
+    assert sorted(index for index in sent(fake)) == list(range(16))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import mmap
@@ -387,3 +388,95 @@ def test_a_mapping_that_somebody_still_looks_at_is_not_dropped_for_others(tmp_pa
     assert pool.take(MIB) is not first
     del piece
     assert pool.take(MIB) is first
+
+
+# ---- files that take long to make
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """What reserves room, as it takes its time in memory; the threads that it was called in."""
+    allocate, threads = os.posix_fallocate, []
+    monkeypatch.setattr(extents, "_LARGE", MIB)
+
+    def late(fd, offset, length):
+        threads.append(threading.current_thread())
+        if length >= MIB:
+            time.sleep(0.2)
+        allocate(fd, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", late)
+    return threads
+
+
+async def test_a_file_that_takes_long_is_made_by_a_thread(tmp_path, slow, gone):
+    pool = ExtentPool(tmp_path, keep_bytes=0, on_destroy=gone.append)
+    turns = 0
+
+    async def others():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0.01)
+
+    beside = asyncio.create_task(others())
+    assert not pool.brief(2 * MIB)
+    await pool.stock(2 * MIB)
+    assert turns >= 5
+    assert pool.brief(2 * MIB)
+    extent = pool.take(2 * MIB)
+    beside.cancel()
+    assert [thread is threading.current_thread() for thread in slow] == [False]
+    assert len(extent.view(2 * MIB)) == 2 * MIB
+    assert (pool.free_bytes, pool.live_bytes) == (0, extent.capacity)
+    assert not pool.brief(2 * MIB)
+    pool.give(extent)
+    assert not files(tmp_path)
+
+
+async def test_one_that_is_made_quickly_is_made_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(extents, "_LARGE", MIB)
+    pool = ExtentPool(tmp_path, keep_bytes=0)
+    assert pool.brief(MIB // 2)
+    assert not pool.brief(MIB), "nothing is known"
+    await pool.stock(MIB)
+    pool._rate = 1e12
+    assert pool.brief(100 * MIB)
+    assert not pool.brief(1 << 40)
+
+
+async def test_a_file_that_nobody_takes_goes(tmp_path, slow, monkeypatch):
+    monkeypatch.setattr(extents, "_UNUSED_S", 0.05)
+    pool = ExtentPool(tmp_path, keep_bytes=2 * MIB)
+    await pool.stock(2 * MIB)
+    await pool.stock(MIB)
+    await asyncio.sleep(0.3)
+    assert (len(files(tmp_path)), pool.free_bytes) == (1, 2 * MIB), "what may be kept is"
+    assert pool.take(2 * MIB).capacity == 2 * MIB
+
+
+async def test_who_goes_away_meanwhile_leaves_no_file(tmp_path, slow):
+    pool = ExtentPool(tmp_path, keep_bytes=0)
+    asking = asyncio.create_task(pool.stock(2 * MIB))
+    await asyncio.sleep(0.05)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert len(files(tmp_path)) == 1
+    for _ in range(100):
+        await asyncio.sleep(0.02)
+        if not files(tmp_path):
+            break
+    assert not files(tmp_path)
+
+
+async def test_a_disk_that_is_full_is_told_by_who_takes(tmp_path, slow, monkeypatch):
+    def full(fd, offset, length):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    pool = ExtentPool(tmp_path, keep_bytes=0)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    await pool.stock(2 * MIB)
+    assert not files(tmp_path)
+    with pytest.raises(StoreFull):
+        pool.take(2 * MIB)

@@ -13,7 +13,9 @@ from gemmserve_service.schemas import GemmParams
 
 A = np.ones((4, 4), "c8")
 STREAM = SimpleNamespace(synchronize=lambda: None)
-CUPY = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: STREAM))
+CUPY = SimpleNamespace(
+    cuda=SimpleNamespace(get_current_stream=lambda: STREAM, runtime=SimpleNamespace(is_hip=True)),
+)
 
 
 @pytest.fixture

@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from gemmserve_kernels.device import driver
 from gemmserve_kernels.device.interruption import interruptible
+from gemmserve_kernels.problem.errors import DeviceError
 from gemmserve_service.errors import JobCancelled
 from gemmserve_service.executor.worker.cuda.pinned_ring import CupyLink, Staging, flat
 
@@ -42,6 +45,11 @@ class LateEvent:
 
     def record(self, stream):
         self.recorded = stream, stream.count
+
+    @property
+    def done(self):
+        stream, until = self.recorded
+        return stream.done >= until
 
     def synchronize(self):
         stream, until = self.recorded
@@ -263,3 +271,94 @@ def test_on_a_device(ring):
     back = np.zeros_like(source)
     staging.to_host(back, device.data.ptr, stream)
     assert np.array_equal(back, source)
+
+
+class Calls:
+    """The driver's quick calls, which answer what they are told to."""
+
+    def __init__(self, **codes):
+        self.codes, self.made = codes, []
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self.made.append((name, *arguments))
+            return self.codes.get(name, 0)
+
+        return call
+
+
+EVENT = SimpleNamespace(ptr=7, synchronize=lambda: None)
+STREAM = SimpleNamespace(ptr=9)
+
+
+def quick_link(monkeypatch, calls, *, hip=False):
+    monkeypatch.setattr(driver, "quick_calls", lambda: calls)
+    cuda = SimpleNamespace(runtime=SimpleNamespace(is_hip=hip), Event=lambda **_: EVENT)
+    return CupyLink(SimpleNamespace(cuda=cuda), 0)
+
+
+def test_copies_and_events_keep_the_interpreter(monkeypatch):
+    calls = Calls()
+    link = quick_link(monkeypatch, calls)
+    piece = np.zeros(5, np.uint8)
+    link.upload(100, piece, STREAM)
+    link.download(piece, 200, STREAM)
+    event = link.event()
+    event.record(STREAM)
+    assert event.done
+    event.synchronize()
+    assert calls.made == [
+        ("to_device", 100, piece.ctypes.data, 5, 9),
+        ("to_host", piece.ctypes.data, 200, 5, 9),
+        ("record", 7, 9),
+        ("query", 7),
+    ]
+
+
+def test_an_event_that_is_not_over_is_no_error(monkeypatch):
+    assert not quick_link(monkeypatch, Calls(query=driver.NOT_READY)).event().done
+
+
+@pytest.mark.parametrize("call", ["to_device", "to_host", "record", "query"])
+def test_a_call_that_the_driver_refuses(monkeypatch, call):
+    monkeypatch.setattr(driver, "_function", lambda name: lambda *_: 0)
+    link = quick_link(monkeypatch, Calls(**{call: 700}))
+    piece = np.zeros(5, np.uint8)
+    with pytest.raises(DeviceError, match="error 700 of the CUDA driver"):
+        {
+            "to_device": lambda: link.upload(0, piece, STREAM),
+            "to_host": lambda: link.download(piece, 0, STREAM),
+            "record": lambda: link.event().record(STREAM),
+            "query": lambda: link.event().done,
+        }[call]()
+
+
+def test_another_driver_s_calls_are_cupy_s(monkeypatch):
+    """ROCm's, and where there is no library of that name."""
+    assert quick_link(monkeypatch, Calls(), hip=True).event() is EVENT
+    assert quick_link(monkeypatch, None).event() is EVENT
+
+
+def test_an_event_that_is_over_is_not_waited_for(ring):
+    """To wait gives the interpreter up, even where there is nothing to wait for."""
+    link = LateLink(1 << 12)
+    waited = []
+
+    class Watched(LateEvent):
+        def synchronize(self):
+            waited.append(self)
+            super().synchronize()
+
+    link.event = Watched
+    staging = ring(link, threads=1, slot_bytes=64)
+    stream = LateStream()
+    give = stream.give
+
+    def at_once(work):
+        count = give(work)
+        stream.finish()
+        return count
+
+    stream.give = at_once
+    staging.to_device(0, np.arange(1 << 10, dtype=np.uint16).astype(np.uint8), stream)
+    assert waited == []
