@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _SQL: Final = load_sql("jobs")
 _START_WITHIN_S: Final = 0.05  # nobody waits for it, and of a short job the end comes first and says the same
+_TEXT: Final = 4096  # characters that count as a row
 _FEW_STARTS: Final = 8
 """Starts that go with the next commit, whatever that is for; of more, most jobs end before long, and that says the
 same."""
@@ -67,6 +68,8 @@ class _End:
     rows: Sequence[dict[str, Any]]
     """Rows of the result arrays."""
     told: Callable[[BaseException | None], object]
+    weight: int
+    """Rows that it writes: see `Database.write_soon`."""
 
 
 class NotOnRecord(RuntimeError):  # noqa: N818 (says what is the case)
@@ -173,7 +176,8 @@ class SqliteQueue:
             if fields is not None:
                 db.execute(_SQL["remember_key"], fields)
 
-        return self._database.write_soon(write, within_s=within_s)
+        weight = len(rows) + (key is not None) + sum(len(job.request) for job in jobs) // _TEXT
+        return self._database.write_soon(write, within_s=within_s, rows=weight)
 
     def started(self, job_id: str, attempt: int, started_at: datetime) -> None:
         self._starts[job_id] = {"id": job_id, "attempt": attempt, "started_at": started_at, "tried": False}
@@ -205,7 +209,7 @@ class SqliteQueue:
                     fields["tried"] = True
                 return settled
 
-            self._database.write_soon(write).add_done_callback(self._starts_recorded)
+            self._database.write_soon(write, rows=len(self._starts)).add_done_callback(self._starts_recorded)
 
     def _starts_recorded(self, done: asyncio.Future[list[dict[str, Any]]]) -> None:
         self._recording = False
@@ -226,7 +230,7 @@ class SqliteQueue:
     def requeued(self, info: JobInfo, crashes: int) -> asyncio.Future[Any]:
         self._starts.pop(info.id, None)
         fields = {"id": info.id, "attempt": info.attempt, "crashes": crashes}
-        return self._database.write_soon(lambda db: db.execute(_SQL["requeue"], fields))
+        return self._database.write_soon(lambda db: db.execute(_SQL["requeue"], fields), rows=1)
 
     def finish(self, info: JobInfo, arrays: Sequence[dict[str, Any]], *, within_s: float = 0.0) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -251,6 +255,7 @@ class SqliteQueue:
         within_s: float = 0.0,
     ) -> None:
         self._starts.pop(info.id, None)  # the end says the same
+        steps = None if info.steps is None else _STEPS.dump_json(info.steps, exclude_none=True).decode()
         fields = {
             "id": info.id,
             "state": info.state.value,
@@ -265,11 +270,11 @@ class SqliteQueue:
             "mismatch": info.mismatch,
             "elements": None if info.elements is None else info.elements.model_dump_json(),
             "trace": info.trace or None,
-            "steps": None if info.steps is None else _STEPS.dump_json(info.steps, exclude_none=True).decode(),
+            "steps": steps,
         }
 
-        end = _End(fields, arrays, told)
-        if self._ends_told is not None and self._database.may_grow(self._ends_told, within_s=within_s):
+        end = _End(fields, arrays, told, 1 + len(arrays) + len(steps or "") // _TEXT)
+        if self._ends_told is not None and self._database.may_grow(self._ends_told, within_s=within_s, rows=end.weight):
             self._ends.append(end)
         else:
             self._ends = [end]
@@ -290,7 +295,7 @@ class SqliteQueue:
             return missing
 
         told = partial(self._ends_recorded, ends)
-        self._database.write_then(write, told, within_s=within_s)
+        self._database.write_then(write, told, within_s=within_s, rows=sum(end.weight for end in ends))
         return told
 
     def _ends_recorded(self, ends: Sequence[_End], missing: set[str], error: BaseException | None) -> None:

@@ -194,17 +194,17 @@ class Jobs(LiveJobs):
         return [live.info for live in lives], created
 
     def accept_now(
-        self, asked: Asked, idempotency_key: str | None, owner: str
+        self, asked: Asked, idempotency_key: str | None, owner: str, *, waits: bool
     ) -> tuple[LiveJob, asyncio.Future[Any]] | None:
-        """A job that nobody waits for, and what is done once it is on record. None: nothing has happened, and `accept`
-        has more to do for this one than can be done without waiting. Raises what `submit` raises.
+        """A job, and what is done once it is on record. None: nothing has happened, and `accept` has more to do for
+        this one than can be done without waiting. `waits`: see `submit`; raises what that raises.
         """
         if self.operands is not None:
             return None
         arrived = time.monotonic()
         text = asked.form.text(asked.ids)
         if idempotency_key is None:
-            return self._admit_now(asked, text, None, owner, arrived)
+            return self._admit_now(asked, text, None, owner, arrived, waits=waits)
         digest = digest_of(text)
         try:
             if self._keys.jobs_of(owner, idempotency_key, digest) is not None:
@@ -214,7 +214,7 @@ class Jobs(LiveJobs):
         self._keys.arrive(owner, idempotency_key, digest)
         admitted = None
         try:
-            admitted = self._admit_now(asked, text, (idempotency_key, digest), owner, arrived)
+            admitted = self._admit_now(asked, text, (idempotency_key, digest), owner, arrived, waits=waits)
         finally:
             if admitted is None:
                 self._keys.arrived(owner, idempotency_key)
@@ -223,14 +223,14 @@ class Jobs(LiveJobs):
         return admitted
 
     def _admit_now(
-        self, asked: Asked, text: str, key: tuple[str, str] | None, owner: str, arrived: float
+        self, asked: Asked, text: str, key: tuple[str, str] | None, owner: str, arrived: float, *, waits: bool
     ) -> tuple[LiveJob, asyncio.Future[Any]] | None:
         with self.scheduler.admission(owner) as claim:
             tasks = self._prepare_alike(asked.form, (asked.ids,), owner, claim=claim)
             if tasks is None:
                 return None
             prepared = [(tasks[0], nothing)]
-            (live,), insert = self._enter((asked,), (text,), prepared, key, owner, arrived, waits=False, several=False)
+            (live,), insert = self._enter((asked,), (text,), prepared, key, owner, arrived, waits=waits, several=False)
         return live, insert
 
     async def accept(

@@ -52,6 +52,8 @@ class LiveJob:
     trace: ProductTrace | None = None
     """Its trace, where the request that submitted it is traced."""
     _watchers: asyncio.Event | None = None
+    _told: list[Callable[[], object]] = field(default_factory=list)
+    """Callbacks of those who wait for a change and have no coroutine."""
     first: JobInfo | Fresh = field(init=False)
     """The job as it was at first."""
     op: str = field(init=False)
@@ -115,6 +117,14 @@ class LiveJob:
         if self._watchers is not None:
             self._watchers.set()
             self._watchers = None
+        if self._told:
+            told, self._told = self._told, []
+            for callback in told:
+                callback()
+
+    def on_change(self, callback: Callable[[], object]) -> None:
+        """Call `callback()` at the next change."""
+        self._told.append(callback)
 
     async def changed(self) -> None:
         """Wait for the next change."""
@@ -167,6 +177,30 @@ class LiveJobs:
                     while job_id in self._live and not self._released.is_set():
                         await live.changed()
         return await self.get(job_id)
+
+    def when_over(self, live: LiveJob, timeout_s: float, told: Callable[[], object]) -> None:
+        """Call `told()` once, when `wait` would return: for those who need no coroutine for anything else."""
+        if self._watch(live.first.id) is None:
+            told()
+            return
+        over = False
+
+        def end() -> None:
+            nonlocal over
+            over = True
+            told()
+
+        def look() -> None:
+            if over:
+                return
+            if live.first.id in self._live and not self._released.is_set():
+                live.on_change(look)
+            else:
+                timer.cancel()
+                end()
+
+        timer = asyncio.get_running_loop().call_later(timeout_s, end)
+        look()
 
     def _watch(self, job_id: str) -> LiveJob | None:
         """The job, if it is not final; its end is recorded as soon as it can be from now on."""

@@ -366,7 +366,7 @@ class ArrayStore:
                     self.settle(record)
 
         # By callback, so that a client that hangs up meanwhile leaves memory and database in step.
-        write = self.database.write_soon(write_deleted)
+        write = self.database.write_soon(write_deleted, rows=len(records))
         write.add_done_callback(deleted)
         await asyncio.shield(write)
 
@@ -448,7 +448,7 @@ class ArrayStore:
             self.insert_rows(db, [row])
             upload.on_insert(db)
 
-        insert = self.database.write_soon(write)
+        insert = self.database.write_soon(write, rows=2)
         try:
             await asyncio.shield(insert)
         except asyncio.CancelledError:
@@ -502,7 +502,7 @@ class ArrayStore:
             }
             for record in records
         ]
-        return self.database.write_soon(lambda db: db.executemany(_SQL["set_written"], rows))
+        return self.database.write_soon(lambda db: db.executemany(_SQL["set_written"], rows), rows=len(rows))
 
     def describe(self, upload: Upload, created: datetime | None = None) -> ArrayInfo:
         """The info of an upload that becomes an array now, or at the moment `created`; `index` follows."""
@@ -588,7 +588,7 @@ class ArrayStore:
             if in_tier:
                 db.execute(_TIER["add_garbage"], {"id": array_id})
 
-        self.database.write_soon(forget).add_done_callback(report)
+        self.database.write_soon(forget, rows=2 if in_tier else 1).add_done_callback(report)
 
     def give_space_back(self, record: Record) -> None:
         """Free the space of an array that is lost for good, and which nobody writes to; its row stays. Idempotent."""

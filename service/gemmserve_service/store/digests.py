@@ -99,7 +99,7 @@ class Digests:
         if npy is not None:
             record.npy_sha256 = npy.hex()
         row = {"id": array_id, "sha256": record.info.sha256, "npy_sha256": record.npy_sha256}
-        self._database.write_soon(lambda db: db.execute(_SQL["set_sha256"], row)).add_done_callback(report)
+        self._database.write_soon(lambda db: db.execute(_SQL["set_sha256"], row), rows=1).add_done_callback(report)
 
     def drop(self, array_id: str) -> None:
         """End the computation for an array that can no longer be seen."""

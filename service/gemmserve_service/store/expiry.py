@@ -63,7 +63,7 @@ class Expiry:
         expires = info.expires_at + timedelta(seconds=seconds)
         # Its row was moved or not, depending on which came first.
         row = {"id": info.id, "expires_at": expires.timestamp()}
-        self._database.write_soon(lambda db: db.execute(_SQL["set_expiry"], row)).add_done_callback(report)
+        self._database.write_soon(lambda db: db.execute(_SQL["set_expiry"], row), rows=1).add_done_callback(report)
         return info.model_copy(update={"expires_at": expires})
 
     async def run(self) -> None:

@@ -222,7 +222,7 @@ class Quotas:
         def write(db: sqlite3.Connection) -> None:
             db.executemany(_SQL["add_device_use"], rows)
 
-        self._database.write_soon(write).add_done_callback(recorded)
+        self._database.write_soon(write, rows=len(rows)).add_done_callback(recorded)
 
 
 def _sum(ledger: defaultdict[str, int], owner: str) -> int:

@@ -15,7 +15,7 @@ _FILE = os.environ.get("GEMMSERVE_TEST_HOLD", "")
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Puts a wait before the module's `_commit`, once it is there."""
+    """Puts a wait before the module's `_commit`, once it is there, and has nothing committed past it meanwhile."""
 
     def find_spec(self, name, path=None, target=None):
         if name != _HELD:
@@ -26,7 +26,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def exec_module(module):
             execute(module)
-            commit = module._commit
+            commit, at_once = module._commit, module._commit_at_once
 
             def wait(connection, batch):
                 while Path(_FILE).exists():
@@ -34,6 +34,7 @@ class _Finder(importlib.abc.MetaPathFinder):
                 return commit(connection, batch)
 
             module._commit = wait
+            module._commit_at_once = lambda *given: None if Path(_FILE).exists() else at_once(*given)
 
         spec.loader.exec_module = exec_module
         return spec

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import socket
 import threading
 import time
@@ -110,16 +111,44 @@ def _connect(path: Path) -> socket.socket:
             return connection
 
 
+class _Held:
+    """Answers of tasks of one message that the thread `thread` computes, until they are sent."""
+
+    def __init__(self, thread: int, came: float) -> None:
+        self.thread = thread
+        self.began = self.since = came
+        """Time at which the task that runs was begun, and at which the first of these was answered."""
+        self.answers: list[Done | Failed] = []
+        self._came = came
+
+    def add(self, answer: Done | Failed) -> None:
+        """Hold an answer, which says for how long others of the message were before it."""
+        if not self.answers:
+            self.since = time.perf_counter()
+        if isinstance(answer, Done):
+            answer.timings.queue_s += self.began - self._came
+        self.answers.append(answer)
+
+    def take(self) -> list[Done | Failed]:
+        """Return what is held, and hold nothing."""
+        taken, self.answers = self.answers, []
+        return taken
+
+
 class _Line:
     """The connection, read by the task's own thread and written by the heartbeat's too."""
 
     def __init__(self, connection: socket.socket, runner: Runner) -> None:
         self._connection = connection
+        self._readable = select.poll()
+        self._readable.register(connection, select.POLLIN)
         self._runner = runner
         self._decoder = Decoder()
         self._pending: deque[Message] = deque()
         self._sending = threading.Lock()
         self._passing = False
+        self._held: _Held | None = None
+        """Answers that this thread holds, while it is starting a task."""
         self._looked = 0.0
         backend = runner.backend
         self.overlap = Overlap(runner, backend, self._answer, self._compiles) if _overlaps(backend) else None
@@ -166,6 +195,8 @@ class _Line:
     def receive(self) -> Message | None:
         """The next message; None once the front is gone."""
         while not self._pending:
+            # Who waits within recv() of a Unix socket is woken, too, when the other end has read an answer.
+            self._readable.poll()
             if not self._take():
                 return None
         return self._pending.popleft()
@@ -193,8 +224,7 @@ class _Line:
         if isinstance(message, RunBatch):
             self._worked()
             if self.overlap is not None:
-                for work in message.tasks:
-                    self.overlap.start(work)
+                self._start_all(self.overlap, message.tasks)
             elif len(message.tasks) == 1:
                 self.send(self._run(message.tasks[0]))
             else:
@@ -210,13 +240,39 @@ class _Line:
     def _run(self, work: Work) -> Done | Failed:
         return self._sound(self._runner.run(work))
 
-    def _answer(self, answer: Done | Failed) -> None:
-        """Called by a thread of `overlap`."""
-        self._worked()
+    def _start_all(self, overlap: Overlap, works: list[Work]) -> None:
+        """Start tasks. Answers of those that this thread computes itself meanwhile go together."""
+        began = time.perf_counter()
+        held = _Held(threading.get_ident(), began)
         try:
-            self.send(self._sound(answer))
+            for work in works:
+                held.began = time.perf_counter()
+                self._held = held
+                count = len(held.answers)
+                overlap.start(work)
+                self._held = None
+                if len(held.answers) == count or time.perf_counter() - held.since > _MAX_HOLD_S:
+                    self._send_answers(held.take())
+        finally:
+            self._held = None
+            self._send_answers(held.take())
+
+    def _answer(self, answer: Done | Failed) -> None:
+        """Called by `overlap`, in a thread of its own or while it is given a task."""
+        self._worked()
+        answer = self._sound(answer)
+        held = self._held
+        if held is not None and held.thread == threading.get_ident():
+            held.add(answer)
+        else:
+            self._send_answers([answer])
+
+    def _send_answers(self, answers: list[Done | Failed]) -> None:
+        try:
+            if answers:
+                self.send(*answers)
         except OSError:
-            log.info("nobody is there any more for the answer of task %s", answer.task)
+            log.info("nobody is there any more for the answers of %d tasks, %s first", len(answers), answers[0].task)
 
     def _worked(self) -> None:
         """Note that a task came or is answered."""

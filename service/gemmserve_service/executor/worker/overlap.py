@@ -43,6 +43,10 @@ _PROMPT: Final = 32 << 20
 """Bytes of operands and results up to which one thread enqueues a product and waits for it. Two, which take turns at
 the interpreter, were slower with 512^3 (2,100 a second for 2,700) and faster with 4096^3 (424 for 396)."""
 
+_TINY: Final = 1 << 20
+"""Bytes of operands and results up to which the thread that reads the messages computes a product itself: that takes
+little longer than to wake another one for it, and nothing is read meanwhile."""
+
 log = logging.getLogger(__name__)
 
 
@@ -106,7 +110,8 @@ class Overlap:
     In each they run in the order in which they came; `answer` is told of each, in that order. What finds too little
     memory waits until it is alone in the lane of the long ones, and what was loaded ahead there is let go. A task whose
     kernels are not compiled yet waits for them before it enters its lane; `tell(task, compiling)` hears of the
-    beginning and the end of that.
+    beginning and the end of that. The thread that makes this and starts tasks computes tiny express ones itself, while
+    nothing else is under way.
     """
 
     def __init__(
@@ -121,6 +126,8 @@ class Overlap:
         self._long = _Lane(runner, backend, answer, express=False)
         self._express = _Lane(runner.beside(), backend, answer, express=True)
         self._answer = answer
+        self._owner = threading.get_ident()
+        backend.enter(express=True)
 
     @property
     def at(self) -> tuple[str | None, int]:
@@ -136,20 +143,24 @@ class Overlap:
 
     def start(self, message: Run | Work) -> None:
         """Takes a task on. Raises ValueError for a form that is none."""
-        lane = self._express if message.express else self._long
         if isinstance(message, Run):
-            lane.start(message, self._ended)
+            self._enter(message, 0.0)
             return
         unpacked = self._runner.unpacked(message)
         if self._compilation is None:
-            lane.start(unpacked, self._ended)
+            self._enter(unpacked, 0.0)
             return
         self._compilation.put(
             message.task,
             self._runner.forms(message),
-            lambda compile_s: lane.start(unpacked, self._ended, compile_s),
+            lambda compile_s: self._enter(unpacked, compile_s),
             checked=message.verify,
         )
+
+    def _enter(self, message: Run | Work, compile_s: float) -> None:
+        lane = self._express if message.express else self._long
+        here = message.express and threading.get_ident() == self._owner and self._long.oldest is None
+        lane.start(message, self._ended, compile_s, here=here)
 
     def abandon(self) -> None:
         """Cancel what is under way; return when it has ended."""
@@ -234,10 +245,15 @@ class _Lane:
             self.moved = time.monotonic()
 
     def start(
-        self, message: Run | Work, ended: Callable[[_Task, BaseException | None], None], compile_s: float = 0.0
+        self,
+        message: Run | Work,
+        ended: Callable[[_Task, BaseException | None], None],
+        compile_s: float = 0.0,
+        *,
+        here: bool = False,
     ) -> None:
         """Take a task on, which has waited for the compiler so long; `ended(task, error)` is called in one of the
-        pipeline's threads.
+        pipeline's threads. `here`: the calling thread may do a tiny product itself.
         """
         if self.oldest is None:
             self.moved = time.monotonic()
@@ -250,7 +266,8 @@ class _Lane:
         else:
             task = _WholeTask(self, message)
         task.compile_s = compile_s
-        self.pipeline.put(task, ended)
+        if not (here and task.tiny and self.pipeline.run(task, ended)):
+            self.pipeline.put(task, ended)
 
     def cancel(self) -> None:
         """Cancel what is under way."""
@@ -279,6 +296,11 @@ class _Task:
     def prompt(self) -> bool:
         """Whether little or nothing is left to wait for."""
         return True
+
+    @property
+    def tiny(self) -> bool:
+        """Whether it takes no longer than to wake a thread, and waits for nothing that the front has yet to say."""
+        return False
 
     @property
     def brief(self) -> bool:
@@ -356,10 +378,17 @@ class _ProductTask(_Task):
     @property
     def prompt(self) -> bool:
         """Whether the device has little to do."""
-        if self.message.block is not None:
-            return False
-        refs = (*self.message.operands.values(), *self.message.results.values())
-        return sum(ref.nbytes for ref in refs) <= _PROMPT
+        return self.message.block is None and self._nbytes <= _PROMPT
+
+    @property
+    def tiny(self) -> bool:
+        """Whether the device has next to nothing to do, and the results have their places."""
+        message = self.message
+        return not message.verify and message.block is None and not message.deferred and self._nbytes <= _TINY
+
+    @property
+    def _nbytes(self) -> int:
+        return sum(ref.nbytes for ref in (*self.message.operands.values(), *self.message.results.values()))
 
     @property
     def brief(self) -> bool:

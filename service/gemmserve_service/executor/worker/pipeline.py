@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _STAGES: Final = ("load", "compute", "finish", "store")
 _COUNT: Final = len(_STAGES)
+_LOADING: Final = 1  # the stage that does what the first is for, where that is not worth a thread
 
 
 class _Entry(Generic[W]):
@@ -90,6 +91,24 @@ class Pipeline(Generic[W]):
         for thread in self._threads:
             thread.start()
 
+    def run(self, work: W, done: Callable[[W, BaseException | None], None]) -> bool:
+        """Do all of short work in the calling thread, which has entered as those of the stages have. False: it is not
+        short, or something is under way, and nothing has happened. `done(work, error)` is called as by `put`.
+        """
+        if not self._short(work):
+            return False
+        entry = _Entry(work, done)
+        entry.loads = True
+        with self._changed:
+            if self._entries() or self._closed:
+                return False
+            self._busy[_LOADING] = entry
+        self._go(entry, _LOADING)
+        with self._changed:
+            if self._waiting[_LOADING]:
+                self._turn[_LOADING].notify()
+        return True
+
     def put(self, work: W, done: Callable[[W, BaseException | None], None]) -> None:
         """Starts it when its turn comes. `done(work, error)` is called in one of the threads, in order."""
         entry = _Entry(work, done)
@@ -97,7 +116,7 @@ class Pipeline(Generic[W]):
         with self._changed:
             before = (*self._waiting[0], *self._waiting[1], self._busy[0], self._alone)
             entry.loads = (loaded and not any(before)) or (short and not self._entries())
-            stage = int(entry.loads)
+            stage = _LOADING if entry.loads else 0
             self._waiting[stage].append(entry)
             self._turn[stage].notify()
 
@@ -159,29 +178,33 @@ class Pipeline(Generic[W]):
     def _run(self, stage: int, enter: Callable[[], None]) -> None:
         enter()
         while (entry := self._take(stage)) is not None:
-            self._do(entry, stage)
-            done = stage
-            while self._goes_on(entry, stage, done):
-                done += 1
-                self._do(entry, done)
-            last = done == _COUNT - 1
-            if last:
-                try:
-                    entry.done(entry.work, entry.error)
-                except Exception:
-                    log.exception("whoever wanted to be told of the end of a task failed")
-            with self._changed:
-                self._busy[stage] = None
-                if not last:
-                    self._waiting[done + 1].append(entry)
-                    self._turn[done + 1].notify()
-                self._changed.notify_all()
+            self._go(entry, stage)
+
+    def _go(self, entry: _Entry[W], stage: int) -> None:
+        """Do a stage, and those behind it that the same thread may do; hand the entry on."""
+        self._do(entry, stage)
+        done = stage
+        while self._goes_on(entry, stage, done):
+            done += 1
+            self._do(entry, done)
+        last = done == _COUNT - 1
+        if last:
+            try:
+                entry.done(entry.work, entry.error)
+            except Exception:
+                log.exception("whoever wanted to be told of the end of a task failed")
+        with self._changed:
+            self._busy[stage] = None
+            if not last:
+                self._waiting[done + 1].append(entry)
+                self._turn[done + 1].notify()
+            self._changed.notify_all()
 
     @staticmethod
     def _do(entry: _Entry[W], stage: int) -> None:
         if entry.error is None:
             try:
-                if entry.loads and stage == 1:
+                if entry.loads and stage == _LOADING:
                     entry.work.load()
                 getattr(entry.work, _STAGES[stage])()
             except BaseException as error:
@@ -208,7 +231,7 @@ class Pipeline(Generic[W]):
             while True:
                 if self._waiting[stage] and self._may_move(stage):
                     entry = self._busy[stage] = self._waiting[stage].popleft()
-                    if stage:
+                    if stage and self._waiting[stage - 1]:
                         self._turn[stage - 1].notify()  # may go on
                     self._changed.notify_all()
                     return entry
@@ -217,7 +240,9 @@ class Pipeline(Generic[W]):
                 self._turn[stage].wait()
 
     def _may_move(self, stage: int) -> bool:
-        """Whether a stage may take what waits: one piece ahead of the next stage, and none behind what is alone."""
-        if stage + 1 < _COUNT and self._waiting[stage + 1]:
+        """Whether a stage may take what waits: one piece ahead of the next stage, and none behind what is alone or done
+        by another thread (`run`).
+        """
+        if self._busy[stage] is not None or (stage + 1 < _COUNT and self._waiting[stage + 1]):
             return False
         return self._alone is None or stage > self._busy.index(self._alone)

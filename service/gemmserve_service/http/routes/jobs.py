@@ -192,11 +192,9 @@ async def answer(core: Core, body: bytes | bytearray, key: str | None, preferenc
     """
     forms = core.jobs.forms
     several, requests = await _known(forms, body) or await _read(forms, body, core.settings.max_program_steps)
-    wait_s = min(float(preference.wait_s or 0), core.settings.max_wait_s)
+    wait_s = granted_s(core, preference)
     lives, created = await core.jobs.accept(requests, key, owner, waits=wait_s > 0, several=several)
-    headers = {}
-    if applied := preference.applied(wait_s):
-        headers["Preference-Applied"] = applied
+    headers = _applied(preference, wait_s)
     if not created:
         headers["Idempotent-Replayed"] = "true"
     if wait_s > 0:
@@ -211,18 +209,31 @@ async def answer(core: Core, body: bytes | bytearray, key: str | None, preferenc
     if several:
         return _several([_brief(info) for info in infos], status, headers)
     (info,) = infos
-    return _render_job(info, status, {"Location": f"/v1/jobs/{info.id}", **headers})
+    return _render_submitted(info, status, headers)
 
 
-def accept_now(core: Core, text: str, key: str | None, owner: str) -> tuple[Asked, LiveJob, asyncio.Future[Any]] | None:
-    """A job that a JSON text asks for, and nobody waits for, and what is done once it is on record. None: nothing has
-    happened; `answer` has more to do. Raises ServiceError, KernelError.
+def granted_s(core: Core, preference: Preference) -> float:
+    """Seconds for which a client that prefers to wait may."""
+    return min(float(preference.wait_s or 0), core.settings.max_wait_s)
+
+
+def accept_now(
+    core: Core, text: str, key: str | None, owner: str, *, waits: bool
+) -> tuple[Asked, LiveJob, asyncio.Future[Any]] | None:
+    """A job that a JSON text asks for, and what is done once it is on record. None: nothing has happened; `answer` has
+    more to do. Raises ServiceError, KernelError.
     """
     asked = core.jobs.forms.find(text)
     if asked is None:
         return None
-    accepted = core.jobs.accept_now(asked, key, owner)
+    accepted = core.jobs.accept_now(asked, key, owner, waits=waits)
     return None if accepted is None else (asked, *accepted)
+
+
+def waited_for(live: LiveJob, preference: Preference, wait_s: float) -> Response:
+    """Return the answer to a job that was waited for so long at most."""
+    info = live.info
+    return _render_submitted(info, 200 if info.state.final else 202, _applied(preference, wait_s))
 
 
 def accepted_json(asked: Asked, live: LiveJob) -> bytes:
@@ -327,6 +338,15 @@ async def events(
 async def cancel(request: Request, job_id: JobPath, query: Annotated[ViewQuery, Query()]) -> Response:
     """Cancels a job that is not final; one that is stays as it is, and its results stay too."""
     return _render_job(await core_of(request).jobs.cancel(job_id, owner=view_of(request, query)))
+
+
+def _applied(preference: Preference, wait_s: float) -> dict[str, str]:
+    applied = preference.applied(wait_s)
+    return {"Preference-Applied": applied} if applied else {}
+
+
+def _render_submitted(info: JobInfo, status: int, headers: dict[str, str]) -> Response:
+    return _render_job(info, status, {"Location": f"/v1/jobs/{info.id}", **headers})
 
 
 def _render_job(info: JobInfo, status: int = 200, headers: dict[str, str] | None = None) -> Response:

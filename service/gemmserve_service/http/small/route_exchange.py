@@ -88,8 +88,8 @@ class RouteExchange(Exchange):
 class SubmissionExchange(RouteExchange):
     """A job, or several: queued, and waited for where the request prefers that.
 
-    A job of a form that is known, and which nobody waits for, is on its way to the record when the body has come, and
-    answered by the record's callback: no task, whose turns would take as long as all the rest.
+    A job of a form that is known is on its way to the record when the body has come, and answered by the callback of
+    the record, or of its end where that is waited for: no task, whose turns would take as long as all the rest.
     """
 
     _accepted: tuple[Asked, LiveJob] | None = None
@@ -97,12 +97,15 @@ class SubmissionExchange(RouteExchange):
 
     def take(self, body: bytes) -> None:
         """Begin the answer."""
-        if self._path.tracing is not None or self.head.preference != NO_PREFERENCE:
+        core, preference = self._path.core, self.head.preference
+        wait_s = jobs.granted_s(core, preference)
+        if self._path.tracing is not None or (preference != NO_PREFERENCE and wait_s <= 0):
             super().take(body)
             return
         try:
             text = body[self._start :].decode("ascii", "replace")
-            accepted = jobs.accept_now(self._path.core, text, self._varying.key, self._scope["state"]["caller"].owner)
+            owner = self._scope["state"]["caller"].owner
+            accepted = jobs.accept_now(core, text, self._varying.key, owner, waits=wait_s > 0)
         except Exception as error:
             self._fail(error)
             self.answer()
@@ -111,17 +114,28 @@ class SubmissionExchange(RouteExchange):
             super().take(body)
         else:
             asked, live, insert = accepted
-            insert.add_done_callback(partial(self._recorded, asked, live))
+            insert.add_done_callback(partial(self._recorded, asked, live, wait_s))
 
-    def _recorded(self, asked: Asked, live: LiveJob, insert: asyncio.Future[Any]) -> None:
+    def _recorded(self, asked: Asked, live: LiveJob, wait_s: float, insert: asyncio.Future[Any]) -> None:
         """Called when the job is on record, or cannot be."""
         if insert.cancelled():
             self.protocol.transport.abort()
             return
         error = insert.exception()
-        if error is None:
-            self._accepted = asked, live
+        if error is not None:
+            self._fail(error)
+        elif wait_s > 0:
+            self._path.core.jobs.when_over(live, wait_s, partial(self._over, live, wait_s))
+            return
         else:
+            self._accepted = asked, live
+        self.answer()
+
+    def _over(self, live: LiveJob, wait_s: float) -> None:
+        """Called when a job that is waited for is over, or was waited for long enough."""
+        try:
+            self._response = jobs.waited_for(live, self.head.preference, wait_s)
+        except Exception as error:
             self._fail(error)
         self.answer()
 

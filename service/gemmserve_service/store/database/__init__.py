@@ -1,1 +1,1 @@
-"""The SQLite database: one writer thread, its statements, its migrations."""
+"""The SQLite database: its writer, its statements, its migrations."""

@@ -1,9 +1,13 @@
 """SQLite in WAL mode behind one writer thread with group commit.
 
-`await database.write(fn)` runs `fn(connection)` in the writer thread and returns its value once the transaction is
-committed. Whatever queued up meanwhile shares one transaction, so that a burst of submissions costs one commit; a
-function that raises is rolled back alone. A write that nobody is in a hurry for may wait a little for the next one:
-each transaction wakes a thread, which then competes with the event loop for the interpreter.
+`await database.write(fn)` runs `fn(connection)` and returns its value once the transaction is committed. Whatever has
+queued up meanwhile shares one transaction, so that a burst of submissions costs one commit; a function that raises is
+rolled back alone. A write that nobody is in a hurry for may wait a little for the next one.
+
+Transactions are the writer thread's. The event loop commits one itself where that takes less than to wake the thread
+for it and to be woken by it, both of which compete for the interpreter: a few rows that go to the page cache, while the
+thread has nothing to do. Whatever waits for the disk is the thread's: each commit with `durability=power`, else what
+brings the log into the database, and the commit behind that. After one that took long all are, for a while.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import queue
 import re
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -36,10 +41,20 @@ Write = tuple[Callable[["sqlite3.Connection"], Any], "asyncio.Future[Any] | Told
 Outcome = tuple["asyncio.Future[Any] | Told", Any, BaseException | None]
 
 _MAX_IN_ONE_COMMIT: Final = 256  # bounds how long the first of a burst waits; no measurement behind the figure
-_MAX_LOG_PAGES: Final = 8192
-"""Pages of the log (32 MiB) after which a commit also brings them into the database, for which it waits for the disk
-several times. A short job's commit writes a dozen pages, mostly the same as the one before: eight times SQLite's
-default, every 700th such commit waits and not every 80th, and most of what is brought was written over meanwhile."""
+_MAX_LOG_BYTES: Final = 32 << 20
+"""Bytes of the log above which the thread brings it into the database, for which it waits for the disk several times,
+and whoever writes waits for the thread. A short job's commit writes a dozen pages, mostly the same as the one before:
+eight times SQLite's default, this is after every 700th such commit and not after every 80th, and most of what is
+brought was written over meanwhile."""
+_MAX_ROWS_HERE: Final = 64
+"""Rows that the event loop writes itself: half a millisecond."""
+_SLOW_S: Final = 0.02
+"""Seconds of a commit after which the disk is taken for one that others keep busy."""
+_CALM_S: Final = 2.0
+"""Seconds after such a commit in which all are the thread's."""
+_LOCKED_S: Final = 10.0
+"""Seconds for which the thread waits for another program that has locked the file."""
+_LOCKED_RETRY_S: Final = 0.01
 _CACHE_KIB: Final = 8192  # of pages; with SQLite's 2,000 a short job's commit read pages again
 _ROWS_AT_ONCE: Final = (64, 8, 1)  # SQLite before 3.32 takes 999 parameters
 _PARAMETER: Final = re.compile(r":(\w+)")
@@ -81,8 +96,9 @@ class Database:
 
     def __init__(self, path: Path, *, durability: str = "process") -> None:
         self.path = path
+        self._log = path.with_name(f"{path.name}-wal")
         self._synchronous = "NORMAL" if durability == "process" else "FULL"
-        self._queue: queue.SimpleQueue[list[Write] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[float, list[Write]] | None] = queue.SimpleQueue()
         self._held: list[Write] = []
         """Those that wait for others to share their transaction with."""
         self._timer: asyncio.Handle | None = None
@@ -90,6 +106,16 @@ class Database:
         """Time at which they are begun (the event loop's clock)."""
         self._before: list[Callable[[], object]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._connection: sqlite3.Connection | None = None
+        """Connection that writes: the thread's while that has something to do, else the event loop's."""
+        self._rows = 0.0
+        """Rows that those in `_held` write."""
+        self._begun = 0
+        """Batches that the thread has and has not told of."""
+        self._log_bytes = 0
+        """Size of the log after the last commit."""
+        self._calm_at = 0.0
+        """Time from which on the event loop may commit (time.monotonic)."""
         self._thread: threading.Thread | None = None
         self._reader: ThreadPoolExecutor | None = None
         self._read_connection: sqlite3.Connection | None = None
@@ -112,7 +138,8 @@ class Database:
         self._loop = asyncio.get_running_loop()
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="gemmserve-read")
-        connection = await self._loop.run_in_executor(self._reader, self._open)
+        connection = self._connection = await self._loop.run_in_executor(self._reader, self._open)
+        self._log_bytes = self._size_of_log()
         self._read_connection = await self._loop.run_in_executor(self._reader, self._connect)
         self._thread = threading.Thread(target=self._run, args=(connection,), name="gemmserve-write", daemon=True)
         self._thread.start()
@@ -124,6 +151,7 @@ class Database:
             self.begin()
             self._queue.put(None)
             await asyncio.to_thread(thread.join)
+            self._connection = None
         reader, self._reader = self._reader, None
         if reader is not None:
             connection, self._read_connection = self._read_connection, None
@@ -139,30 +167,37 @@ class Database:
     async def write(self, fn: Callable[[sqlite3.Connection], T]) -> T:
         """Runs `fn` in a transaction; durable when this returns. Raises what `fn` raised, or StoreFull.
 
-        `fn` may be called again, after a rollback, where another write of its transaction raised.
+        `fn` may be called again, after a rollback, where it raised or another write of its transaction did.
         """
         # Shielded: a caller that goes away must not leave the outcome of a commit unknown to the others' futures.
         return await asyncio.shield(self.write_soon(fn))
 
-    def write_soon(self, fn: Callable[[sqlite3.Connection], T], *, within_s: float = 0.0) -> asyncio.Future[T]:
+    def write_soon(
+        self, fn: Callable[[sqlite3.Connection], T], *, within_s: float = 0.0, rows: float = math.inf
+    ) -> asyncio.Future[T]:
         """Like `write`, for those who need not wait; writes are applied in the order of the calls.
 
-        `within_s`: it is begun after so many seconds at the latest, sooner with any write after it. Raises
+        `within_s`: it is begun after so many seconds at the latest, sooner with any write after it. `rows`: how many it
+        writes, if it finds them by their keys and does nothing else; a text of 4 KiB counts as one. Raises
         DatabaseError.
         """
         loop = self._open_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._held.append((fn, future))
+        self._rows += rows
         self._begin_within(loop, within_s)
         return future
 
-    def write_then(self, fn: Callable[[sqlite3.Connection], Any], told: Told, *, within_s: float = 0.0) -> None:
+    def write_then(
+        self, fn: Callable[[sqlite3.Connection], Any], told: Told, *, within_s: float = 0.0, rows: float = math.inf
+    ) -> None:
         """Like `write_soon`; `told(value, error)` is called in the event loop once it is known what came of it, after
         the callbacks of the futures of the same transaction. For what is done many times a millisecond: a future for
         each, and a turn of the loop for its callback, are half of what a short job's end takes.
         """
         loop = self._open_loop()
         self._held.append((fn, told))
+        self._rows += rows
         self._begin_within(loop, within_s)
 
     def _open_loop(self) -> asyncio.AbstractEventLoop:
@@ -170,14 +205,15 @@ class Database:
             raise DatabaseError("the database is not open")
         return self._loop
 
-    def may_grow(self, write: asyncio.Future[Any] | Told, *, within_s: float = 0.0) -> bool:
+    def may_grow(self, write: asyncio.Future[Any] | Told, *, within_s: float = 0.0, rows: float = math.inf) -> bool:
         """Whether a write, by its future or callback, waits yet and is the last one, so that more can be done by it, as
-        if that came now.
+        if that came now: so many `rows`.
 
         It is begun after `within_s` at the latest then.
         """
         if self._loop is None or not self._held or self._held[-1][1] is not write:
             return False
+        self._rows += rows
         self._begin_within(self._loop, within_s)
         return True
 
@@ -205,7 +241,50 @@ class Database:
             self._due = math.inf
         if self._held:
             held, self._held = self._held, []
-            self._queue.put(held)
+            rows, self._rows = self._rows, 0.0
+            if rows > _MAX_ROWS_HERE or not self._may_commit() or not self._committed(held):
+                self._give(rows, held)
+
+    def _may_commit(self) -> bool:
+        """Whether the event loop may commit something brief: it goes to the page cache, and the thread has nothing."""
+        return (
+            self._synchronous == "NORMAL"
+            and not self._begun
+            and 0
+            < self._log_bytes
+            <= _MAX_LOG_BYTES  # else it waits for the disk: with a new log, or a new round of it
+            and time.monotonic() >= self._calm_at
+        )
+
+    def _committed(self, held: list[Write]) -> bool:
+        """Commit writes in the event loop; return False where anything is in the way: the thread sees to that."""
+        assert self._loop is not None
+        assert self._connection is not None
+        began = time.monotonic()
+        outcomes = _commit_at_once(self._connection, held)
+        self._note(time.monotonic() - began, self._size_of_log())
+        if outcomes is not None:
+            _resolve(self._loop, outcomes)
+            if self._log_bytes > _MAX_LOG_BYTES:
+                self._give(0, [])
+        return outcomes is not None
+
+    def _give(self, rows: float, held: list[Write]) -> None:
+        """Have the thread commit writes, and then bring the log into the database if it is long."""
+        self._begun += 1
+        self._queue.put((rows, held))
+
+    def _note(self, seconds: float, log_bytes: int) -> None:
+        """Note how long a commit took, and how long the log is after it."""
+        self._log_bytes = log_bytes
+        if seconds > _SLOW_S:
+            self._calm_at = time.monotonic() + _CALM_S
+
+    def _size_of_log(self) -> int:
+        try:
+            return self._log.stat().st_size
+        except OSError:
+            return 0
 
     async def read(self, fn: Callable[[sqlite3.Connection], T]) -> T:
         """Runs `fn` on the reader's connection, which sees every commit that was answered.
@@ -213,7 +292,7 @@ class Database:
         And every write that has waited for others until now.
         """
         if self._held:
-            last = self.write_soon(lambda _: None)
+            last = self.write_soon(lambda _: None, rows=0)
             self.begin()
             await asyncio.wait((last,))
         connection = self._read_connection
@@ -227,7 +306,8 @@ class Database:
         try:
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
             connection.execute("PRAGMA foreign_keys = ON")
-            connection.execute(f"PRAGMA wal_autocheckpoint = {_MAX_LOG_PAGES}")
+            connection.execute("PRAGMA wal_autocheckpoint = 0")  # of any commit, the event loop's too
+            connection.execute(f"PRAGMA journal_size_limit = {_MAX_LOG_BYTES}")  # of a log that begins anew
             connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         except sqlite3.Error:
             connection.close()
@@ -255,14 +335,18 @@ class Database:
             raise SchemaTooNew(f"{self.path}: {error}") from None
         if applied:
             log.info("%s: schema brought to version %d", self.path.name, applied[-1])
+        connection.execute("PRAGMA busy_timeout = 0")  # the event loop waits for nobody; the thread does, by `_begin`
 
     def _run(self, connection: sqlite3.Connection) -> None:
         open_ = True
         while open_:
             batch: list[Write] = []
+            rows, taken = 0.0, 0
             item = self._queue.get()
             while item is not None:
-                batch += item
+                rows += item[0]
+                batch += item[1]
+                taken += 1
                 if len(batch) >= _MAX_IN_ONE_COMMIT:
                     break
                 try:
@@ -271,14 +355,68 @@ class Database:
                     break
             else:
                 open_ = False
-            if batch:
-                self._publish(_commit(connection, batch))
+            began = time.monotonic()
+            outcomes = _commit(connection, batch) if batch else []
+            seconds = (
+                time.monotonic() - began if rows <= _MAX_ROWS_HERE else 0.0
+            )  # what is long says nothing of the disk
+            size = self._size_of_log()
+            if size > _MAX_LOG_BYTES and open_:
+                self._publish(outcomes, 0, seconds, size)
+                outcomes = []
+                _check_point(connection)
+            if taken:
+                self._publish(outcomes, taken, seconds, size)
         connection.close()
 
-    def _publish(self, outcomes: list[Outcome]) -> None:
+    def _publish(self, outcomes: list[Outcome], batches: int, seconds: float, log_bytes: int) -> None:
+        """Tell the event loop what came of writes, and that so many batches are done with."""
         if self._loop is None or self._loop.is_closed():
             return
-        self._loop.call_soon_threadsafe(_resolve, self._loop, outcomes)
+
+        def told(loop: asyncio.AbstractEventLoop) -> None:
+            self._begun -= batches
+            self._note(seconds, log_bytes)
+            _resolve(loop, outcomes)
+
+        self._loop.call_soon_threadsafe(told, self._loop)
+
+
+def _check_point(connection: sqlite3.Connection) -> None:
+    """Bring the log into the database, as far as no reader stands in the way."""
+    try:
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    except sqlite3.Error as error:  # the disk is full, say: the log grows until there is room
+        log.warning("the database's log could not be brought into it: %s", error)
+
+
+def _begin(connection: sqlite3.Connection) -> None:
+    """Begin a transaction. Waits for another program that has the file locked."""
+    until = time.monotonic() + _LOCKED_S
+    while True:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= until:
+                raise
+            time.sleep(_LOCKED_RETRY_S)
+        else:
+            return
+
+
+def _commit_at_once(connection: sqlite3.Connection, batch: list[Write]) -> list[Outcome] | None:
+    """One transaction for the whole batch. None: nothing has happened, for something raised or somebody has locked the
+    file.
+    """
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        outcomes: list[Outcome] = [(told, _applied(fn, connection), None) for fn, told in batch]
+        connection.execute("COMMIT")
+    except Exception:  # the thread runs them again, and says what is wrong
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        return None
+    return outcomes
 
 
 def _commit(connection: sqlite3.Connection, batch: list[Write]) -> list[Outcome]:
@@ -287,7 +425,7 @@ def _commit(connection: sqlite3.Connection, batch: list[Write]) -> list[Outcome]
     """
     outcomes: list[Outcome] = []
     try:
-        connection.execute("BEGIN IMMEDIATE")
+        _begin(connection)
         outcomes = [(told, _applied(fn, connection), None) for fn, told in batch]
         connection.execute("COMMIT")
     except Exception as error:
@@ -310,7 +448,7 @@ def _applied(fn: Callable[[sqlite3.Connection], T], connection: sqlite3.Connecti
 def _commit_apart(connection: sqlite3.Connection, batch: list[Write]) -> list[Outcome]:
     outcomes: list[Outcome] = []
     try:
-        connection.execute("BEGIN IMMEDIATE")
+        _begin(connection)
         for fn, told in batch:
             connection.execute("SAVEPOINT one")
             try:

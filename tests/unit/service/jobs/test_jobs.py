@@ -352,6 +352,24 @@ async def test_wait_gives_up_in_time_and_when_the_server_drains(core, gemm, a):
         await core.jobs.wait(new_id("job"), 1)
 
 
+async def test_a_callback_waits_as_a_coroutine_does(core, fake, gemm, a, eventually):
+    told = []
+    lives = [(await core.jobs.accept([gemm(a, a)], None, "", waits=False, several=False))[0][0] for _ in range(2)]
+    core.jobs.when_over(lives[0], 0.01, lambda: told.append("gave up"))
+    core.jobs.when_over(lives[0], 3600, lambda: told.append(lives[0].info.state))
+    core.jobs.when_over(lives[1], 3600, lambda: told.append("released"))
+    await eventually(lambda: told)
+    assert told == ["gave up"]
+    lives[0].wake()  # for some other change
+    assert told == ["gave up"]
+    fake.done()
+    await eventually(lambda: len(told) > 1)
+    core.jobs.when_over(lives[0], 3600, lambda: told.append("at once"))
+    assert told == ["gave up", JobState.SUCCEEDED, "at once"]
+    await core.drain(0)
+    assert told[3:] == ["released"]
+
+
 async def anext_all(iterator):
     return [item async for item in iterator]
 

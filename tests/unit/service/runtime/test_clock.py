@@ -60,20 +60,20 @@ async def test_an_array_outlives_a_jump_while_it_is_put_on_record(
 ):
     followed = []
 
-    def jumping(write):
+    def jumping(write, **options):
         monkeypatch.setattr(store.database, "write_soon", write_soon)
         if before:
             wall(jump)
             followed.append(asyncio.ensure_future(store.expiry.follow_clock()))
-            return asyncio.ensure_future(second(write))
-        insert = write_soon(write)
+            return asyncio.ensure_future(second(write, **options))
+        insert = write_soon(write, **options)
         wall(jump)
         followed.append(asyncio.ensure_future(store.expiry.follow_clock()))
         return insert
 
-    async def second(write):
+    async def second(write, **options):
         await followed[0]
-        return await write_soon(write)
+        return await write_soon(write, **options)
 
     write_soon = store.database.write_soon
     monkeypatch.setattr(store.database, "write_soon", jumping)

@@ -362,9 +362,9 @@ def fills_up(monkeypatch, database):
     """Takes one more write, then no more."""
     real, count = database.write_soon, itertools.count()
 
-    def write(fn):
+    def write(fn, **options):
         if next(count) == 0:
-            return real(fn)
+            return real(fn, **options)
         failing = asyncio.get_running_loop().create_future()
         failing.set_exception(StoreFull("the disk is full"))
         return failing

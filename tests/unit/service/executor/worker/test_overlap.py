@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,7 +27,7 @@ from gemmserve_service.executor.protocol import (
     Stop,
     Work,
 )
-from gemmserve_service.executor.worker import loop
+from gemmserve_service.executor.worker import loop, overlap
 from gemmserve_service.executor.worker.backend import go_on
 from gemmserve_service.executor.worker.health.monitor import Monitor
 from gemmserve_service.executor.worker.host.backend import CpuBackend
@@ -203,7 +204,120 @@ def test_answers_come_in_order_and_results_are_right(front, backend, task):
     assert backend.threads == {
         *((f"gemmserve-{stage}", False) for stage in stages),
         *((f"gemmserve-express-{stage}", True) for stage in stages),
+        (front.thread.name, True),
     }
+
+
+@pytest.fixture
+def computed_by(backend):
+    """Threads that have computed products, in the order of these."""
+    names = []
+
+    def note(stage, alpha, note=backend.note):
+        if stage == "compute":
+            names.append(threading.current_thread())
+        note(stage, alpha)
+
+    backend.note = note
+    return names
+
+
+def test_a_tiny_express_product_is_computed_by_the_thread_that_reads(front, task, computed_by):
+    for number in range(3):
+        message, result = task(f"t{number}", 1.0 + number, express=True)
+        front.send(message)
+        assert [(answer.kind, answer.task) for answer in front.answers(1)] == [("done", f"t{number}")]
+        np.testing.assert_array_equal(result(), (1 + number) * A @ A.T)
+    assert computed_by == [front.thread] * 3
+
+
+def test_tiny_products_that_came_together_are_answered_together(front, backend, task, computed_by, monkeypatch):
+    """The front is woken once. Each answer says how long those before it took."""
+    monkeypatch.setattr(loop, "_MAX_HOLD_S", 3600.0)
+    go_on = threading.Event()
+    backend.faults = {(1.0, "compute"): lambda: time.sleep(0.05), (4.0, "load"): lambda: go_on.wait(WAIT_S)}
+    tasks = [task(f"t{number}", 1.0 + number, express=True) for number in range(3)]
+    tasks += [task("long", 4.0), task("last", 5.0, express=True)]
+    front.send(packed(*[message for message, _ in tasks]))
+    answers = front.answers(1)
+    assert [answer.task for answer in (*answers, *front.heard)][:3] == ["t0", "t1", "t2"], "by one call"
+    go_on.set()
+    answers += front.answers(4)
+    assert sorted(answer.task for answer in answers[3:]) == ["last", "long"]
+    assert computed_by[:3] == [front.thread] * 3
+    assert [answer.timings.queue_s >= 0.05 for answer in answers[:3]] == [False, True, True]
+    for number, (_, result) in enumerate(tasks):
+        np.testing.assert_array_equal(result(), (1 + number) * A @ A.T)
+
+
+def test_an_answer_is_not_held_for_long(front, backend, task, monkeypatch):
+    monkeypatch.setattr(loop, "_MAX_HOLD_S", 0.0)
+    go_on = threading.Event()
+    backend.faults = {(2.0, "compute"): lambda: go_on.wait(WAIT_S)}
+    front.send(packed(*[task(f"t{number}", 1.0 + number, express=True)[0] for number in range(2)]))
+    assert front.answers(1)[0].task == "t0"
+    go_on.set()
+    assert front.answers(1)[0].task == "t1"
+
+
+def test_what_is_not_tiny_or_not_alone_is_computed_by_the_stages(front, backend, task, computed_by, monkeypatch):
+    front.send(task("long", 1.0)[0])
+    front.send(task("checked", 2.0, express=True, verify=True)[0])
+    front.answers(2)
+    monkeypatch.setattr(overlap, "_TINY", 1)
+    front.send(task("larger", 4.0, express=True)[0])
+    front.answers(1)
+    monkeypatch.undo()
+    assert front.thread not in computed_by
+    go_on = threading.Event()
+    backend.faults = {(5.0, "compute"): lambda: go_on.wait(WAIT_S)}
+    front.send(task("before", 5.0)[0])
+    until(lambda: ("load", 5.0) in backend.log)
+    front.send(task("beside", 6.0, express=True)[0])
+    assert front.answers(1)[0].task == "beside"
+    go_on.set()
+    front.answers(1)
+    assert front.thread not in computed_by
+
+    def alone():  # soon: who hears of an answer is before the thread that has given it
+        front.send(task("alone", 7.0, express=True)[0])
+        front.answers(1)
+        return computed_by[-1] is front.thread
+
+    until(alone)
+
+
+def test_a_tiny_product_without_room_goes_to_the_others(front, backend, task, computed_by):
+    def full():
+        del backend.faults[1.0, "load"]
+        raise NoRoomError
+
+    backend.faults = {(1.0, "load"): full}
+    message, result = task("t", 1.0, express=True)
+    front.send(message)
+    assert [(answer.kind, answer.task) for answer in front.answers(1)] == [("done", "t")]
+    np.testing.assert_array_equal(result(), A @ A.T)
+    assert [thread.name for thread in computed_by] == ["gemmserve-compute"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="switches are counted by Linux")
+def test_an_answer_that_is_read_wakes_nobody(front, task):
+    """The thread that reads sleeps once a task: until the next one."""
+    rounds = 200
+    messages = [task(f"t{number}", 1.0, express=True)[0] for number in range(rounds)]
+    began = None
+    for message in messages:
+        front.send(message)
+        front.answers(1)
+        if began is None:
+            began = slept(front.thread)
+    assert slept(front.thread) - began <= 1.5 * rounds
+
+
+def slept(thread):
+    """How often a thread has slept."""
+    text = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+    return int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0])
 
 
 def test_the_next_one_is_loaded_while_one_is_computed(front, backend, task):

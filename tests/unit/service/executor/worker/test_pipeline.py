@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -306,6 +307,79 @@ def test_one_thread_does_all_of_short_work_that_is_alone_and_no_other(short, end
     assert ended == [0, 1, 2]
     assert (2, "load", "load") in log
     assert (1, "finish", "finish") in log, "the next one is computed meanwhile"
+
+
+def test_who_has_short_work_may_do_it_itself_while_nothing_is_under_way(short, ended):
+    log = []
+
+    def run(work):
+        return short.run(work, lambda work, error: ended.append((work.name, error)))
+
+    assert run(Threads(0, log, short=True))
+    assert log == [(0, stage, threading.current_thread().name) for stage in STAGES]
+    error = ValueError("no")
+    assert run(Threads(1, log, short=True, finish=lambda: (_ for _ in ()).throw(error)))
+    assert ended == [(0, None), (1, error)]
+    assert short.under_way == []
+    assert not run(Threads(2, log))
+    computing, go_on = threading.Event(), threading.Event()
+    short.put(
+        Threads(3, log, compute=lambda: (computing.set(), go_on.wait(WAIT_S))), lambda work, _: ended.append(work)
+    )
+    assert computing.wait(WAIT_S)
+    assert not run(Threads(4, log, short=True))
+    go_on.set()
+    short.drain()
+    assert run(Threads(5, log, short=True))
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_what_comes_meanwhile_waits_for_who_does_it_itself(short, ended, loaded):
+    log, go_on = [], threading.Event()
+
+    def end(work, error):
+        ended.append(work.name)
+
+    def come():
+        assert [work.name for work in short.under_way] == [0]
+        for name in (1, 2):
+            short.put(Threads(name, log, short=True, loaded=loaded), end)
+        assert not go_on.wait(0.05)
+
+    assert short.run(Threads(0, log, short=True, compute=come), end)
+    short.drain()
+    assert ended == [0, 1, 2]
+    computes = [(name, thread) for name, stage, thread in log if stage == "compute"]
+    assert computes == [(0, threading.current_thread().name), (1, "compute"), (2, "compute")]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="switches are counted by Linux")
+def test_short_work_wakes_one_thread_and_no_other(ended):
+    """Each thread that is woken for nothing competes for the interpreter with the one that has something to do."""
+    threads = {}
+    pipeline = Pipeline(
+        lambda: threads.setdefault(
+            threading.current_thread().name.removeprefix("gemmserve-"), threading.get_native_id()
+        ),
+        short=lambda work: work.short,
+    )
+    try:
+        for name in range(200):
+            pipeline.put(Threads(name, [], short=True), lambda work, error: ended.append(work.name))
+            pipeline.drain()
+            if name == 0:
+                began = switches(threads)
+        woken = {name: count - began[name] for name, count in switches(threads).items()}
+    finally:
+        pipeline.close()
+    assert ended == list(range(200))
+    assert max(woken[name] for name in ("load", "finish", "store")) <= 20, woken
+
+
+def switches(threads):
+    """How often each thread has slept."""
+    texts = {name: Path(f"/proc/self/task/{number}/status").read_text() for name, number in threads.items()}
+    return {name: int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for name, text in texts.items()}
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -12,6 +12,7 @@ import structlog
 from raw_connection import Raw, eventually, until
 
 from gemmserve import Client
+from gemmserve_service.http.routes import jobs
 from gemmserve_service.http.small import exchange
 from gemmserve_service.http.small.route_exchange import RouteExchange, SubmissionExchange
 from gemmserve_service.tenancy.keyring import create_key
@@ -362,6 +363,78 @@ def test_a_job_of_a_known_form_that_cannot_be_put_on_record(live, raw, known, ta
     status, headers, _ = raw.answer()
     assert (status, headers.get("idempotent-replayed")) == (202, None)
     assert by_its_form(taken)
+
+
+def test_a_known_form_is_waited_for_without_a_task(live, raw, known, taken):
+    live.executor.hold = True
+    post(raw, known, "Prefer: wait=60", "Idempotency-Key: k")
+    until(lambda: live.core.scheduler.running)
+    until(lambda: live.tasks == 0)  # those of the requests before
+    live.executor.release()
+    status, headers, body = raw.answer()
+    told = json.loads(body)
+    assert (status, headers["preference-applied"], told["state"]) == (200, "wait=60", "succeeded")
+    ask(raw, f"/v1/jobs/{told['id']}")
+    assert raw.answer()[2] == body
+    in_chunks(raw, known, "Prefer: wait=60")  # by the way of the app
+    _, others, _ = raw.answer()
+    own = {"location", "x-request-id", "date", "server-timing", "content-length"}
+    assert headers.keys() == others.keys()
+    assert {name: headers[name] for name in headers.keys() - own} == {
+        name: others[name] for name in others.keys() - own
+    }
+    post(raw, known, "Prefer: wait=60", "Idempotency-Key: k")
+    status, headers, again = raw.answer()
+    assert (status, headers["idempotent-replayed"], again) == (200, "true", body)
+
+
+def test_a_known_form_is_waited_for_no_longer_than_was_asked_for(live, raw, known):
+    live.executor.hold = True
+    post(raw, known, "Prefer: wait=1")
+    status, headers, body = raw.answer()
+    assert (status, headers["preference-applied"], json.loads(body)["state"]) == (202, "wait=1", "running")
+    live.executor.release()
+    until(lambda: not live.core.jobs._live)
+    post(raw, known, "Prefer: wait=60")
+    assert raw.answer()[0] == 200, "the next answer on this connection is the next request's"
+
+
+def test_a_server_that_ends_answers_who_waits_for_a_known_form(live, raw, known):
+    live.executor.hold = True
+    post(raw, known, "Prefer: wait=60")
+    until(lambda: live.core.scheduler.running)
+    live.call(lambda: (live.core.scheduler.drain(), live.core.jobs.release_waiters()))
+    assert raw.answer()[0] == 202
+    live.executor.release()
+
+
+def test_who_hangs_up_while_waiting_for_a_known_form_cancels_nothing(live, known):
+    live.executor.hold = True
+    with structlog.testing.capture_logs() as lines:
+        with contextlib.closing(Raw(live)) as connection:
+            post(connection, known, "Prefer: wait=60")
+            until(lambda: live.core.scheduler.running)
+            connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        before = len(live.core.jobs._recent)
+        live.executor.release()
+        until(lambda: len(live.core.jobs._recent) > before and not live.core.jobs._live)
+        until(lambda: 499 in [line["status"] for line in tuple(lines) if line["event"] == "request"])
+
+
+@pytest.mark.parametrize("how", ["the record", "the answer"])
+def test_a_known_form_that_is_waited_for_in_vain_is_a_500(live, raw, known, monkeypatch, how):
+    def fail(*_):
+        raise ZeroDivisionError
+
+    if how == "the answer":
+        monkeypatch.setattr(jobs, "waited_for", fail)
+    else:
+        trigger = "CREATE TRIGGER refuse BEFORE INSERT ON jobs BEGIN SELECT RAISE(ABORT, 'no room'); END"
+        live.call(lambda: live.core.database.write_soon(lambda db: db.execute(trigger)))
+    post(raw, known, "Prefer: wait=60")
+    status, _, body = raw.answer()
+    assert (status, json.loads(body)["type"]) == (500, "/problems/internal")
+    until(lambda: not live.core.jobs._live)
 
 
 def test_what_nobody_foresaw_about_a_known_form_is_a_500(raw, live, known, monkeypatch):

@@ -1,15 +1,19 @@
-"""The writer thread: what a write that returned promises, and what an error costs the others."""
+"""Writes: what one that returned promises, what an error costs the others, and which thread commits."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import math
 import sqlite3
 import threading
+import time
 
 import pytest
 
 from gemmserve_service.errors import StoreFull
+from gemmserve_service.store.database import database as database_module
 from gemmserve_service.store.database.database import Database, insert_rows, load_sql
 from gemmserve_service.store.database.migrations import DatabaseError
 
@@ -88,17 +92,19 @@ async def test_stop_commits_what_may_wait(database):
         assert other.execute(COUNT).fetchone() == (1,)
 
 
+@pytest.mark.parametrize("rows", [1, math.inf])
 @pytest.mark.parametrize("company", [0, 2])
-async def test_a_write_that_fails_half_way_leaves_nothing(database, company):
+async def test_a_write_that_fails_half_way_leaves_nothing(database, company, rows):
     def half(db):
         db.execute(INSERT, ("half",))
         raise ValueError("no more")
 
     others = [
-        database.write_soon(lambda db, i=i: db.execute(INSERT, (f"k{i}",)), within_s=3600) for i in range(company)
+        database.write_soon(lambda db, i=i: db.execute(INSERT, (f"k{i}",)), within_s=3600, rows=rows)
+        for i in range(company)
     ]
     with pytest.raises(ValueError, match="no more"):
-        await database.write(half)
+        await database.write_soon(half, rows=rows)
     await asyncio.gather(*others)
     assert await database.read(count) == company
 
@@ -126,12 +132,13 @@ async def test_stop_commits_what_is_queued(database):
     await database.stop()
 
 
-async def test_a_full_disk_is_a_store_full_and_nothing_of_it_stays(database):
+@pytest.mark.parametrize("rows", [1, math.inf])
+async def test_a_full_disk_is_a_store_full_and_nothing_of_it_stays(database, rows):
     pages = await database.write(lambda db: db.execute("PRAGMA page_count").fetchone()[0])
     await database.write(lambda db: db.execute(f"PRAGMA max_page_count = {pages + 2}"))
     with pytest.raises(StoreFull):
-        await database.write(lambda db: db.execute(INSERT, ("x" * 100_000,)))
-    await database.write(lambda db: db.execute(INSERT, ("small",)))
+        await database.write_soon(lambda db: db.execute(INSERT, ("x" * 100_000,)), rows=rows)
+    await database.write_soon(lambda db: db.execute(INSERT, ("small",)), rows=rows)
     assert await database.read(count) == 1
 
 
@@ -212,6 +219,132 @@ async def test_who_wants_no_future_is_told_behind_those_who_have_one(database):
     assert isinstance(order[2][1], sqlite3.IntegrityError)
 
 
-async def test_many_commits_are_brought_into_the_database_together(database):
-    """SQLite's own number of pages makes every eightieth end of a short job wait for the disk."""
-    assert await database.write(lambda db: db.execute("PRAGMA wal_autocheckpoint").fetchone()[0]) == 8192
+@pytest.fixture
+def threads(database):
+    """Writes of one row, and who commits them."""
+
+    class Threads:
+        def __init__(self):
+            self.count = 0
+
+        async def write(self, rows=1):
+            """Whether the event loop's own thread commits the next one."""
+            self.count += 1
+            key = f"t{self.count}"
+            return await database.write_soon(
+                lambda db: db.execute(INSERT, (key,)).rowcount == 1 and threading.get_ident() == here, rows=rows
+            )
+
+    here = threading.get_ident()
+    return Threads()
+
+
+async def test_a_few_rows_are_committed_by_the_event_loop_and_many_by_the_thread(database, threads):
+    assert [await threads.write(rows) for rows in (1, 64, 65, math.inf, 0)] == [True, True, False, False, True]
+    future = database.write_soon(lambda _: threading.current_thread() is threading.main_thread(), rows=40)
+    assert not await threads.write(40), "more than the event loop takes, both together"
+    assert await future is False
+    with sqlite3.connect(database.path) as other:
+        assert other.execute(COUNT).fetchone() == (threads.count,)
+
+
+async def test_what_comes_behind_the_thread_s_is_the_thread_s_too(database, threads):
+    held, order = threading.Event(), []
+    database.write_soon(lambda _: held.wait(60))
+    await asyncio.sleep(0.01)
+    writes = []
+    for number in range(3):
+        writes.append(database.write_soon(lambda _, number=number: order.append(number), rows=1))
+        await asyncio.sleep(0.01)
+    assert order == []
+    held.set()
+    await asyncio.gather(*writes)
+    assert order == [0, 1, 2]
+    assert await threads.write()
+
+
+@pytest.mark.parametrize("durability", ["power", "replicated"])
+async def test_a_commit_that_waits_for_the_disk_is_the_thread_s(tmp_path, durability):
+    database = Database(tmp_path / "db.sqlite", durability=durability)
+    await database.start()
+    try:
+        for _ in range(3):
+            assert await database.write_soon(lambda _: threading.get_ident(), rows=1) != threading.get_ident()
+    finally:
+        await database.stop()
+
+
+async def test_the_log_goes_to_the_database_by_the_thread_and_begins_anew_there(tmp_path, monkeypatch):
+    """Both wait for the disk. SQLite's own number of pages would have every eightieth end of a short job do that."""
+    assert database_module._MAX_LOG_BYTES == 32 << 20
+    limit = 1 << 16
+    monkeypatch.setattr(database_module, "_MAX_LOG_BYTES", limit)
+    points = []
+    check_point = database_module._check_point
+    monkeypatch.setattr(
+        database_module, "_check_point", lambda db: (points.append(threading.get_ident()), check_point(db))
+    )
+    database = Database(tmp_path / "db.sqlite")
+    log = tmp_path / "db.sqlite-wal"
+    await database.start()
+    try:
+        here, sizes, rounds, before = threading.get_ident(), [], 0, b""
+        for number in range(200):
+            by = await database.write_soon(
+                lambda db, number=number: db.execute(INSERT, (f"k{number}",)) and threading.get_ident(), rows=1
+            )
+            await database.write(lambda _: None)  # nothing, behind what the thread does now
+            sizes.append(log.stat().st_size)
+            head = log.read_bytes()[:32]
+            if before and head != before:  # the log's header, of which the disk is waited for
+                rounds += 1
+                assert by != here
+            before = head
+        assert rounds >= 3
+        assert len(points) >= rounds
+        assert here not in points
+        assert limit < max(sizes[1:]) < 2 * limit, "the first is that of the migrations"
+        assert await database.read(count) == 200
+    finally:
+        await database.stop()
+
+
+async def test_after_a_commit_that_took_long_the_thread_commits_for_a_while(threads, monkeypatch):
+    monkeypatch.setattr(database_module, "_SLOW_S", 0.0)
+    monkeypatch.setattr(database_module, "_CALM_S", 3600.0)
+    assert [await threads.write() for _ in range(3)] == [True, False, False]
+
+
+async def test_the_event_loop_tries_again_after_a_while(database, threads, monkeypatch):
+    monkeypatch.setattr(database_module, "_SLOW_S", 0.0)
+    monkeypatch.setattr(database_module, "_CALM_S", 0.01)
+    assert await threads.write()
+    await asyncio.sleep(0.02)
+    assert await threads.write()
+
+
+async def test_the_event_loop_does_not_wait_for_another_program_that_has_locked_the_file(
+    database, threads, monkeypatch
+):
+    monkeypatch.setattr(database_module, "_CALM_S", 0.0)
+    with contextlib.closing(sqlite3.connect(database.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        write = asyncio.ensure_future(threads.write())
+        began = time.monotonic()
+        await asyncio.sleep(0.05)
+        assert time.monotonic() - began < 5, "a lock is waited for for ten seconds"
+        assert not write.done()
+        other.execute("COMMIT")
+    assert await write is False
+    assert await threads.write()
+
+
+async def test_a_file_that_stays_locked_is_an_error(database, threads, monkeypatch):
+    monkeypatch.setattr(database_module, "_LOCKED_S", 0.05)
+    monkeypatch.setattr(database_module, "_CALM_S", 0.0)
+    with contextlib.closing(sqlite3.connect(database.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            await threads.write()
+        other.execute("COMMIT")
+    assert await threads.write()
