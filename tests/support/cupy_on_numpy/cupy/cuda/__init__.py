@@ -5,7 +5,7 @@ import time
 from cupy._array import alloc
 from cupy.cuda import compiler, cublas, device, driver, memory, nvrtc, runtime
 from cupy.cuda.device import Device
-from gemmserve_kernels.device import driver as driver_calls
+from gemmserve_kernels.device import driver as _driver_calls
 
 __all__ = [
     "Device", "Event", "MemoryPool", "Stream", "alloc", "alloc_pinned_memory", "compiler", "cublas", "device", "driver",
@@ -107,4 +107,4 @@ def set_allocator(allocator=None):
 
 
 # A driver that is there all the same knows nothing of these streams and events.
-driver_calls.quick_calls = lambda: None
+_driver_calls.quick_calls = lambda: None

@@ -268,11 +268,12 @@ def by_its_form(taken):
 
 
 @pytest.fixture
-def known(raw, job):
-    """A job whose form is known."""
+def known(live, raw, job):
+    """A job whose form is known; those before it have ended."""
     for _ in range(2):
         post(raw, job)
         assert raw.answer()[0] == 202
+    until(lambda: not live.core.scheduler.running and not live.core.scheduler.queued)
     return job
 
 

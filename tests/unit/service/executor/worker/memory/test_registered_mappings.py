@@ -159,7 +159,7 @@ class Stream:
 def test_copies_go_straight_from_and_to_registered_memory(registered, monkeypatch):
     moved = []
     stream = Stream()
-    cuda = SimpleNamespace(get_current_stream=lambda: stream)
+    cuda = SimpleNamespace(get_current_stream=lambda: stream, runtime=SimpleNamespace(is_hip=True))
 
     def empty(shape, dtype, order):
         array = np.empty(shape, dtype, order)
