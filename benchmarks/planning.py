@@ -27,7 +27,7 @@ SPLITS = [
     (2, 2048, True, 0.804),
 ]
 LOADS = tuple(OUTPUT.parent / f"load-nvidia-h200-x2{name}.json" for name in ("-tiles", ""))
-"""Of two hosts alike; what a file before has counts."""
+"""Load tests of two hosts alike; of what several have, the first one counts."""
 HOST_SIZES = (16384, 32768, 65536)
 ROOMY_HOST = 400e9  # bytes a second of the memory of a host that is assumed beside the measured one
 NODE_SIZES = (65536, 262144)

@@ -73,7 +73,7 @@ def test_every_element_is_as_accurate_as_plain_float32s(kind, tile):
 
 @pytest.mark.parametrize("kind", ["normal", "positive", "a few spikes", "imaginary parts that cancel"])
 def test_sums_may_leave_the_tensor_core_once_for_each_chunk(kind):
-    """Of long k, where fewer roundings make up for what truncation takes; some rows are not served."""
+    """Fewer roundings of a long k make up for what truncation takes; some rows are not served."""
     a, b = (
         np.concatenate([x] * 11, axis) for x, axis in zip(HOSTILE.get(kind, HOSTILE["normal"]), (1, 0), strict=True)
     )
