@@ -281,6 +281,10 @@ class ArrayStore:
             self._space.check_limits(nbytes, owner=owner)
             await self.tier.make_room(nbytes)
 
+    def brief(self, nbytes: int) -> bool:
+        """Whether `place` of `nbytes` > 0 takes no longer than the event loop may be held up."""
+        return self._space.files.brief(nbytes)
+
     async def stock(self, nbytes: int) -> None:
         """Return when there is a file for `place` of `nbytes`, where it takes long to make one."""
         if nbytes and not self._space.files.brief(nbytes):

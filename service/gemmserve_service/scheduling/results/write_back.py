@@ -101,6 +101,8 @@ class WriteBack:
         self._room_at = 0.0
         """Time at which arena and disk are asked again for room (time.monotonic)."""
         self._room_delay_s = _MIN_RETRY_S
+        self._file_made = False
+        """Whether a file was made, or could not be, for the results whose turn it is."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._settled = asyncio.Event()
@@ -576,19 +578,33 @@ class WriteBack:
     def _order(self, worker: Worker, pending: PendingResults) -> None:
         """Tell a worker to write results, if there is room for them."""
         try:
-            self._place(pending)
+            lacking = self._place(pending)
         except (StoreFull, OSError) as error:
             log.warning("job %s: its results stay on %s, for there is no room (%s)", pending.job, worker.id, error)
             self._room_at = time.monotonic() + self._room_delay_s
             self._room_delay_s = min(2 * self._room_delay_s, _MAX_RETRY_S)
             return
         self._room_delay_s = _MIN_RETRY_S
+        if lacking:
+            self._room_at = time.monotonic() + _MAX_RETRY_S  # sooner, when there is the file
+            self._background.spawn(self._make_file(lacking))
+            return
         pending.ordered = True
         self._orders[worker].ordered(pending)
         self._send_write(worker, pending, urgent=pending.state is State.REQUESTED)
 
-    def _place(self, pending: PendingResults) -> None:
-        """Give results places: in the host arena, or in files. Raises StoreFull, OSError, and has given none then."""
+    async def _make_file(self, nbytes: int) -> None:
+        """Have a file made for the results whose turn it is, and look at them again."""
+        await self._store.stock(nbytes)
+        self._file_made = True
+        self._room_at = 0.0
+        self._order_writes()
+
+    def _place(self, pending: PendingResults) -> int:
+        """Give results places: in the host arena, or in files. Return the bytes of a file that has to be made first,
+        beside the event loop, where that takes long; then none was given. Raises StoreFull, OSError, and has given none
+        then.
+        """
         records = [record for record in pending.records if record.info.nbytes]
         arena = self._store.arena
         if arena is not None and all(record.extent is None for record in records):
@@ -600,9 +616,13 @@ class WriteBack:
                 places[record.info.id] = extent
             if len(places) == len(records):
                 pending.places = places
-                return
+                return 0
             for extent in places.values():
                 arena.free(extent)
+        tried, self._file_made = self._file_made, False
+        lacking = [each.info.nbytes for each in records if each.extent is None]
+        if not tried and (slow := next((each for each in lacking if not self._store.brief(each)), 0)):
+            return slow
         made: list[Record] = []
         try:
             for record in records:
@@ -615,6 +635,7 @@ class WriteBack:
                 self._store.displace(record.extent, record.info.nbytes)
                 record.extent = None
             raise
+        return 0
 
     def _send_write(self, worker: Worker, pending: PendingResults, *, urgent: bool) -> None:
         self._send(worker, Write(task=pending.job, places=_rows(pending), urgent=urgent))

@@ -347,6 +347,36 @@ async def test_a_full_disk_delays_what_is_put_on_record_and_nothing_else(
     assert core.store._catalog.get(a.id).pins == 0
 
 
+@pytest.mark.parametrize("made", [True, False], ids=["made", "a full disk"])
+async def test_a_file_that_takes_long_to_make_is_made_before_the_worker_is_told(
+    core, fake, unwritten, a, monkeypatch, eventually, made
+):
+    """By a thread, one after the other, while the event loop goes on; and where it cannot be made, once."""
+    store, making = core.store, asyncio.Event()
+    asked, brief = [], False
+
+    async def stock(nbytes):
+        nonlocal brief
+        asked.append(nbytes)
+        await making.wait()
+        brief = made
+
+    monkeypatch.setattr(store, "brief", lambda nbytes: brief)
+    monkeypatch.setattr(store, "stock", stock)
+    info, array = await unwritten(a, a)
+    with store.pin(array) as pinned:
+        waiting = asyncio.ensure_future(core.scheduler.writes.wait_readable(pinned, 60))
+        await eventually(lambda: asked, 5)
+        core.scheduler.writes._order_writes()
+        seen = (list(asked), fake.writes())
+        making.set()
+        assert seen == ([(A @ A).nbytes], {})
+        await eventually(lambda: store._catalog.get(array).extent is not None, 5)
+        fake.write(info.id, A @ A)
+        await waiting
+    assert len(asked) == 1
+
+
 async def test_a_worker_that_claims_to_have_written_what_has_no_place_is_not_believed(core, fake, a, gemm, held):
     info, _ = await core.jobs.submit(gemm(a, a))
     fake.done()
