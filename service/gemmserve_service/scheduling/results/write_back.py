@@ -584,11 +584,11 @@ class WriteBack:
             self._room_at = time.monotonic() + self._room_delay_s
             self._room_delay_s = min(2 * self._room_delay_s, _MAX_RETRY_S)
             return
-        self._room_delay_s = _MIN_RETRY_S
         if lacking:
             self._room_at = time.monotonic() + _MAX_RETRY_S  # sooner, when there is the file
             self._background.spawn(self._make_file(lacking))
             return
+        self._room_delay_s = _MIN_RETRY_S
         pending.ordered = True
         self._orders[worker].ordered(pending)
         self._send_write(worker, pending, urgent=pending.state is State.REQUESTED)

@@ -377,6 +377,32 @@ async def test_a_file_that_takes_long_to_make_is_made_before_the_worker_is_told(
     assert len(asked) == 1
 
 
+async def test_a_full_disk_is_asked_more_and_more_rarely_where_files_take_long_to_make(core, unwritten, a, monkeypatch):
+    """A file that a thread could not make either is no sign of room."""
+    info, _ = await unwritten(a, a)
+    writes = core.scheduler.writes
+    pending, worker = writes._held[info.id]
+    delays = []
+
+    async def stock(nbytes):
+        del nbytes
+
+    def full(nbytes):
+        raise StoreFull(f"no room for {nbytes} bytes")
+
+    monkeypatch.setattr(core.store, "brief", lambda nbytes: False)
+    monkeypatch.setattr(core.store, "stock", stock)
+    monkeypatch.setattr(core.store, "place", full)
+    monkeypatch.setattr(writes, "_order_writes", lambda: None)
+    for _ in range(3):
+        writes._order(worker, pending)  # has a thread make it
+        await writes._background.wait()
+        writes._order(worker, pending)  # and finds the disk full
+        delays.append(writes._room_delay_s)
+    assert delays == sorted(set(delays)), "each longer than the one before"
+    assert not pending.ordered
+
+
 async def test_a_worker_that_claims_to_have_written_what_has_no_place_is_not_believed(core, fake, a, gemm, held):
     info, _ = await core.jobs.submit(gemm(a, a))
     fake.done()
