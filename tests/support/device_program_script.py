@@ -62,7 +62,7 @@ def fetch(self, stream=None, order="C", out=None, blocking=True):
 cupy.ndarray.set, cupy.ndarray.get = put, fetch
 
 
-def kernel(params, operands, outs):
+def kernel(params, operands, outs, given=None):
     LIVE.append(sorted(index for index, value in enumerate(MADE) if value() is not None))
     LAYOUTS.append(
         [

@@ -26,7 +26,7 @@ ROOM = 0
 SEEN = []
 
 
-def kernel(params, operands, outs):
+def kernel(params, operands, outs, given=None):
     needed = sum(array.nbytes for array in (*operands.values(), *outs.values()))
     SEEN.append(needed)
     if needed > ROOM:

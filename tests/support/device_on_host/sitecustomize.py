@@ -19,7 +19,7 @@ COUNTED = 17
 """Factor of products that count three elements of each result as computed the wide way, and one as plain."""
 
 
-def call(params, operands, outs):
+def call(params, operands, outs, given=None):
     """What the kernels' `call` does, on arrays of the stand-in; wrong in one element for one alpha, unless plainly; for
     another, elements are counted.
     """

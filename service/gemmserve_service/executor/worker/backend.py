@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from gemmserve_kernels import Operand, gemm, gemm_reduce
 from gemmserve_service.products import build_operation, options
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from gemmserve_kernels.blocks.grid import Grid, Index
     from gemmserve_kernels.blocks.memory_plan import MemoryPlan
     from gemmserve_kernels.device.element_counts import Reading
+    from gemmserve_service.executor.protocol import Kind
     from gemmserve_service.executor.worker.batches import Products
     from gemmserve_service.executor.worker.blocks.panel_slots import PanelSlots, PanelUse, Side
     from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.programs import Value
-    from gemmserve_service.schemas import StepParams, Timings, View
+    from gemmserve_service.schemas import Elements, StepParams, Timings, View
 
 T = TypeVar("T")
 
@@ -95,6 +96,35 @@ class Values(Protocol):
         """Waits for the end; seconds by phase, checks excluded."""
 
 
+class TinyProduct(Protocol):
+    """Tiny products of one form, which one thread computes from beginning to end, one after the other."""
+
+    def resident(self, arrays: Sequence[str]) -> Sequence[Any] | None:
+        """Return the device's copies of these arrays; None: it has not got all of them."""
+
+    def begin(self, operands: Sequence[Any]) -> None:
+        """Have the device compute, from such copies or arrays of the host, in the form's order."""
+
+    def finish(self) -> tuple[Timings, Elements | None]:
+        """Wait until it has; return the seconds so far, and how the elements were computed."""
+
+    def store(self, name: str, out: np.ndarray[Any, Any], array: str | None) -> None:
+        """Takes a result to the host; a copy of that array stays on the device, if there is room."""
+
+
+@runtime_checkable
+class TinyBackend(Protocol):
+    """Device that has a shorter way for tiny products: its method beyond `DeviceBackend`."""
+
+    def tiny(
+        self,
+        params: GemmParams | GemmReduceParams,
+        operands: Mapping[str, Kind],
+        results: Mapping[str, Kind],
+    ) -> TinyProduct | None:
+        """Return what computes tiny products of these arrays; None: they go the way of all others."""
+
+
 class DeviceBackend(Protocol):
     """One device."""
 
@@ -161,12 +191,21 @@ class DeviceBackend(Protocol):
         """
 
 
-def call(params: StepParams, operands: Mapping[str, Any], results: Mapping[str, Any]) -> None:
-    """The kernels' public function for `params`, or its operation, on arrays of either library."""
+def call(
+    params: StepParams,
+    operands: Mapping[str, Any],
+    results: Mapping[str, Any],
+    given: Mapping[str, Any] | None = None,
+) -> None:
+    """The kernels' public function for `params`, or its operation, on arrays of either library. `given`: the
+    `options` of a product, where they are known.
+    """
     if isinstance(params, GemmParams):
-        gemm(operands["a"], operands["b"], operands.get("c"), out=results["d"], **options(params))
+        given = options(params) if given is None else given
+        gemm(operands["a"], operands["b"], operands.get("c"), out=results["d"], **given)
     elif isinstance(params, GemmReduceParams):
-        gemm_reduce(operands["a"], operands["b"], out=dict(results), **options(params))
+        given = options(params) if given is None else given
+        gemm_reduce(operands["a"], operands["b"], out=dict(results), **given)
     else:
         described = {name: Operand.of(array) for name, array in operands.items()}
         build_operation(params, described).run(operands, results)

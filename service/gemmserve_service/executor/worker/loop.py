@@ -13,8 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Final, TypeGuard
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeGuard
 
 from gemmserve_service.executor.protocol import (
     TO_WORKER,
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.protocol import Failed, Work
     from gemmserve_service.executor.worker.backend import DeviceBackend
     from gemmserve_service.executor.worker.cuda.idleness import Idleness
+    from gemmserve_service.executor.worker.memory.residency import Account
     from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
     from gemmserve_service.executor.worker.runner import Runner
     from gemmserve_service.schemas import DeviceHealth
@@ -135,6 +135,29 @@ class _Held:
         return taken
 
 
+class _State(NamedTuple):
+    """State of the device's copies."""
+
+    account: Account
+    unwritten: int
+    memory_used: int
+
+
+def _kept(state: _State, came: list[str], went: list[str]) -> Kept:
+    account = state.account
+    return Kept(
+        came=came,
+        went=went,
+        used=account.used,
+        budget=account.budget,
+        hits=account.hits,
+        misses=account.misses,
+        evictions=account.evictions,
+        unwritten=state.unwritten,
+        memory_used=state.memory_used,
+    )
+
+
 class _Line:
     """The connection, read by the task's own thread and written by the heartbeat's too."""
 
@@ -160,13 +183,13 @@ class _Line:
             self._idleness.follow(lambda: self.at[0] is not None)
         if (warm_up := getattr(backend, "warm_up", None)) is not None:
             warm_up.begin()
-        self._account = Kept()
+        self._account: _State | None = None
+        """The account that the front was sent last."""
         self._account_sent = 0.0
         if self.write_queue is not None:
             self.write_queue.begin(self._settled, runner.place)
-            kept = self._kept(self.write_queue.resident.arrays())
-            self._account = kept.model_copy(update={"came": []})
-            self.send(kept)
+            self._account = self._state(self.write_queue)
+            self.send(_kept(self._account, self.write_queue.resident.arrays(), []))
 
     @property
     def at(self) -> tuple[str | None, int]:
@@ -180,17 +203,23 @@ class _Line:
     def send(self, *messages: BaseModel) -> None:
         """Whole frames; before them what there is to tell of the device's copies."""
         with self._sending:
-            if self.write_queue is not None:
-                came, went = self.write_queue.resident.news()
-                now = time.monotonic()
-                moved = came or went or self.write_queue.nbytes != self._account.unwritten
-                if moved or now - self._account_sent >= _ACCOUNT_S:
-                    self._account_sent = now
-                    kept = self._kept(came, went)
-                    if kept != self._account:
-                        self._account = kept.model_copy(update={"came": [], "went": []})
-                        messages = (kept, *messages)
+            if self.write_queue is not None and (kept := self._news(self.write_queue)) is not None:
+                messages = (kept, *messages)
             self._connection.sendall(b"".join(map(encode, messages)))
+
+    def _news(self, write_queue: WriteQueue) -> Kept | None:
+        """Return what there is to tell of the device's copies; None: nothing, or not yet."""
+        came, went = write_queue.resident.news()
+        now = time.monotonic()
+        moved = came or went or self._account is None or write_queue.nbytes != self._account.unwritten
+        if not moved and now - self._account_sent < _ACCOUNT_S:
+            return None
+        self._account_sent = now
+        state = self._state(write_queue)
+        if not (came or went) and state == self._account:
+            return None
+        self._account = state
+        return _kept(state, came, went)
 
     def receive(self) -> Message | None:
         """The next message; None once the front is gone."""
@@ -308,17 +337,8 @@ class _Line:
         except OSError:
             log.info("nobody is there any more who would hear of the results of %d tasks", len(tasks) + len(lost))
 
-    def _kept(self, came: list[str], went: list[str] | None = None) -> Kept:
-        assert self.write_queue is not None
-        backend = self._runner.backend
-        account = self.write_queue.resident.account()
-        return Kept(
-            came=came,
-            went=went or [],
-            unwritten=self.write_queue.nbytes,
-            memory_used=backend.memory_used(),
-            **asdict(account),
-        )
+    def _state(self, write_queue: WriteQueue) -> _State:
+        return _State(write_queue.resident.account(), write_queue.nbytes, self._runner.backend.memory_used())
 
     def _sound(self, answer: Done | Failed) -> Done | Failed:
         if answer.kind == "failed" and answer.status >= 500 and not _usable(self._runner.backend):

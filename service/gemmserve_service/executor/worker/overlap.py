@@ -10,6 +10,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
+import numpy as np
+
 from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_kernels.problem.errors import OutOfDeviceMemory
 from gemmserve_service.errors import JobCancelled, describe
@@ -19,21 +21,20 @@ from gemmserve_service.executor.worker.compilation import Compilation, Compiling
 from gemmserve_service.executor.worker.memory.write_queue import Result
 from gemmserve_service.executor.worker.pipeline import Pipeline
 from gemmserve_service.executor.worker.runner import failed
-from gemmserve_service.executor.worker.unpack import Run
+from gemmserve_service.executor.worker.unpack import TINY, Run, count_of
 from gemmserve_service.schemas import GemmParams, ProgramParams, Timings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import numpy as np
+    from collections.abc import Callable, Mapping, Sequence
 
     from gemmserve_kernels.blocks.grid import Grid
-    from gemmserve_service.executor.protocol import Failed, Work
-    from gemmserve_service.executor.worker.backend import HostArray
+    from gemmserve_service.executor.protocol import ExtentRow, Failed, Kind, Work
+    from gemmserve_service.executor.worker.backend import HostArray, TinyProduct
     from gemmserve_service.executor.worker.blocks.gridded import BlockWork, Gridded
     from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
     from gemmserve_service.executor.worker.runner import Runner
+    from gemmserve_service.executor.worker.unpack import Form
     from gemmserve_service.schemas import Elements, GemmReduceParams
 
 _BRIEF: Final = 1 << 18
@@ -42,10 +43,6 @@ _BRIEF: Final = 1 << 18
 _PROMPT: Final = 32 << 20
 """Bytes of operands and results up to which one thread enqueues a product and waits for it. Two, which take turns at
 the interpreter, were slower with 512^3 (2,100 a second for 2,700) and faster with 4096^3 (424 for 396)."""
-
-_TINY: Final = 1 << 20
-"""Bytes of operands and results up to which the thread that reads the messages computes a product itself: that takes
-little longer than to wake another one for it, and nothing is read meanwhile."""
 
 log = logging.getLogger(__name__)
 
@@ -146,6 +143,8 @@ class Overlap:
         if isinstance(message, Run):
             self._enter(message, 0.0)
             return
+        if message.express and threading.get_ident() == self._owner and self._at_once(message):
+            return
         unpacked = self._runner.unpacked(message)
         if self._compilation is None:
             self._enter(unpacked, 0.0)
@@ -157,9 +156,25 @@ class Overlap:
             checked=message.verify,
         )
 
+    def _at_once(self, work: Work) -> bool:
+        """Compute a tiny product in this thread, from beginning to end; False: it is none, its operands are yet to be
+        brought to the device and kept there, or something else is under way, and nothing has happened.
+        """
+        if work.verify or work.block is not None or len(work.parts) != 1:
+            return False
+        (part,) = work.parts
+        form = self._runner.form(part.form)
+        product = form.tiny(self._runner.rule)
+        if product is None or not (self._compilation is None or False in form.compiled) or count_of(part) != 1:
+            return False
+        if not self._long.pipeline.idle or self._runner.is_cancelled(work.task):
+            return False
+        task = _TinyTask(self._express, work, form, product)
+        return task.find() and self._express.pipeline.run(task, self._ended)
+
     def _enter(self, message: Run | Work, compile_s: float) -> None:
         lane = self._express if message.express else self._long
-        here = message.express and threading.get_ident() == self._owner and self._long.oldest is None
+        here = message.express and threading.get_ident() == self._owner and self._long.pipeline.idle
         lane.start(message, self._ended, compile_s, here=here)
 
     def abandon(self) -> None:
@@ -184,11 +199,12 @@ class Overlap:
             if not isinstance(error, Exception):  # the interpreter's own end
                 raise error
             if isinstance(error, NoRoomBesideError):
-                self._long.start(cast("_WholeTask | _ProductTask", task).message, self._ended, task.compile_s)
+                message = self._runner.unpacked(cast("_WholeTask | _ProductTask | _TinyTask", task).message)
+                self._long.start(message, self._ended, task.compile_s)
                 return
             if isinstance(error, JobCancelled):
                 log.info("task %s stopped", task.name)
-            answer = failed(cast("_WholeTask | _ProductTask", task).message, error)
+            answer = failed(cast("_WholeTask | _ProductTask | _TinyTask", task).message, error)
         self._runner.over(task.name)
         if not task.answered:
             assert answer is not None
@@ -255,7 +271,7 @@ class _Lane:
         """Take a task on, which has waited for the compiler so long; `ended(task, error)` is called in one of the
         pipeline's threads. `here`: the calling thread may do a tiny product itself.
         """
-        if self.oldest is None:
+        if self.pipeline.idle:
             self.moved = time.monotonic()
         combines = isinstance(message, Run) and message.block is not None and message.block.combine
         if isinstance(message, Run) and not isinstance(message.params, ProgramParams) and not combines:
@@ -345,6 +361,77 @@ class _WholeTask(_Task):
         self.answer = self.runner.attempt(self.message)
 
 
+class _TinyTask(_Task):
+    """A tiny product of operands that the device has, or that are kept nowhere: one thread computes it in one go."""
+
+    def __init__(self, lane: _Lane, message: Work, form: Form, product: TinyProduct) -> None:
+        super().__init__(lane.runner, message.task)
+        self.message = message
+        self._lane = lane
+        self._form = form
+        self._product = product
+        (self._part,) = message.parts
+        self._copies: Sequence[Any] = ()
+
+    def find(self) -> bool:
+        """Find the operands that are kept. False: the device has not got all of them, or a result has no place."""
+        extents, part = self.message.extents, self._part
+        for ((number, _), *_) in part.results.values():
+            if number < 0 or not extents[number][1]:
+                return False
+        arrays = []
+        for name in self._form.operands:
+            number = part.operands[name][0][0]
+            if number < 0:
+                return False
+            if (array := extents[number][4]) is not None:
+                arrays.append(array)
+        copies = self._product.resident(arrays)
+        if copies is None:
+            return False
+        self._copies = copies
+        return True
+
+    def compute(self) -> None:
+        """Compute it, and take the results to their places."""
+        self._lane.step()
+        try:
+            self._compute()
+        except self._lane.backend.out_of_memory as error:
+            log.info("task %s waits for memory: %s", self.name, error)
+            raise NoRoomBesideError from error
+
+    def _compute(self) -> None:
+        product, part, extents = self._product, self._part, self.message.extents
+        copies = iter(self._copies)
+        operands = []
+        for name, kind in self._form.operands.items():
+            place = part.operands[name][0]
+            operands.append(self._array(kind, place) if extents[place[0]][4] is None else next(copies))
+        product.begin(operands)
+        try:  # while the device computes
+            results = {name: self._array(kind, part.results[name][0]) for name, kind in self._form.results.items()}
+        finally:
+            timings, counted = product.finish()
+        began = time.perf_counter()
+        for name, out in results.items():
+            product.store(name, out, extents[part.results[name][0][0]][4])
+        timings.d2h_s = time.perf_counter() - began
+        memory_used = self.runner.backend.memory_used()
+        self.answer = Done(
+            task=self.name, algorithm=part.algorithm, timings=timings, elements=counted, memory_used=memory_used
+        )
+
+    def _array(self, kind: Kind, place: tuple[int, int]) -> np.ndarray[Any, Any]:
+        number, offset = place
+        row = self.message.extents[number]
+        return np.ndarray(kind.shape, kind.dtype, self.runner.memory(row), row[3] + offset, None, kind.order)
+
+    def release(self) -> None:
+        """Let the operands go."""
+        self._copies = ()
+
+
 class _ProductTask(_Task):
     """A product, in stages."""
 
@@ -384,7 +471,7 @@ class _ProductTask(_Task):
     def tiny(self) -> bool:
         """Whether the device has next to nothing to do, and the results have their places."""
         message = self.message
-        return not message.verify and message.block is None and not message.deferred and self._nbytes <= _TINY
+        return not message.verify and message.block is None and not message.deferred and self._nbytes <= TINY
 
     @property
     def _nbytes(self) -> int:

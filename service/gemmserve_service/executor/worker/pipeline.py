@@ -98,15 +98,18 @@ class Pipeline(Generic[W]):
         if not self._short(work):
             return False
         entry = _Entry(work, done)
-        entry.loads = True
         with self._changed:
-            if self._entries() or self._closed:
+            if self._any() or self._closed:
                 return False
             self._busy[_LOADING] = entry
-        self._go(entry, _LOADING)
+        for stage in range(_COUNT):
+            self._do(entry, stage)
+        self._end(entry)
         with self._changed:
+            self._busy[_LOADING] = None
             if self._waiting[_LOADING]:
                 self._turn[_LOADING].notify()
+            self._changed.notify_all()
         return True
 
     def put(self, work: W, done: Callable[[W, BaseException | None], None]) -> None:
@@ -115,7 +118,7 @@ class Pipeline(Generic[W]):
         loaded, short = self._loaded(work), self._short(work)
         with self._changed:
             before = (*self._waiting[0], *self._waiting[1], self._busy[0], self._alone)
-            entry.loads = (loaded and not any(before)) or (short and not self._entries())
+            entry.loads = (loaded and not any(before)) or (short and not self._any())
             stage = _LOADING if entry.loads else 0
             self._waiting[stage].append(entry)
             self._turn[stage].notify()
@@ -125,6 +128,12 @@ class Pipeline(Generic[W]):
         """Work that has not come to its end, oldest first."""
         with self._changed:
             return [entry.work for entry in self._entries()]
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way."""
+        with self._changed:
+            return not self._any()
 
     def alone(self, work: W, run: Callable[[list[W]], None]) -> None:
         """Called in a stage of `work`: `run(behind)` once everything before it is done and nothing else is moving.
@@ -154,7 +163,7 @@ class Pipeline(Generic[W]):
     def drain(self) -> None:
         """Waits until nothing is under way."""
         with self._changed:
-            while self._entries():
+            while self._any():
                 self._changed.wait()
 
     def close(self) -> None:
@@ -167,6 +176,9 @@ class Pipeline(Generic[W]):
             thread.join()
 
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _any(self) -> bool:
+        return any(self._busy) or any(self._waiting)
 
     def _entries(self) -> list[_Entry[W]]:
         found: list[_Entry[W]] = []
@@ -189,16 +201,20 @@ class Pipeline(Generic[W]):
             self._do(entry, done)
         last = done == _COUNT - 1
         if last:
-            try:
-                entry.done(entry.work, entry.error)
-            except Exception:
-                log.exception("whoever wanted to be told of the end of a task failed")
+            self._end(entry)
         with self._changed:
             self._busy[stage] = None
             if not last:
                 self._waiting[done + 1].append(entry)
                 self._turn[done + 1].notify()
             self._changed.notify_all()
+
+    @staticmethod
+    def _end(entry: _Entry[W]) -> None:
+        try:
+            entry.done(entry.work, entry.error)
+        except Exception:
+            log.exception("whoever wanted to be told of the end of a task failed")
 
     @staticmethod
     def _do(entry: _Entry[W], stage: int) -> None:

@@ -303,6 +303,14 @@ class Runner:
             return message
         return self._forms.of(message.parts[0].form).run(message)
 
+    def form(self, text: str) -> Form:
+        """Return the form. Raises ValueError for a text that is none."""
+        return self._forms.of(text)
+
+    def memory(self, row: ExtentRow) -> Bytes:
+        """Return the mapping of the extent of a row. Raises OSError if it is gone, ValueError if it is shorter."""
+        return self._mappings.of(row[0], row[1], row[2])
+
     def forms(self, message: Work) -> list[Form]:
         """Return the forms of a task's products, in any thread. Raises ValueError for one that is none."""
         return [self._forms.of(part.form) for part in message.parts]

@@ -24,7 +24,7 @@ from gemmserve_service.schemas import GemmConfigFields, GemmParams, GemmReducePa
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gemmserve_service.executor.protocol import ArrayRef, BlockOf
+    from gemmserve_service.executor.protocol import ArrayRef, BlockOf, Kind
     from gemmserve_service.executor.worker.blocks.panel_slots import PanelSlots, Side
     from gemmserve_service.products import Product
     from gemmserve_service.schemas import StepParams
@@ -139,8 +139,8 @@ class Gridded:
         return _part(self.operands[side], self.grid.operand_panel(side, index), use)
 
 
-def grid_of(params: StepParams, operands: Mapping[str, ArrayRef], rule: GridRule) -> Grid | None:
-    """Return the grid of a product whose operands the front has named, if it has one. Raises KernelError."""
+def grid_of(params: StepParams, operands: Mapping[str, ArrayRef | Kind], rule: GridRule) -> Grid | None:
+    """Return the grid of a product of operands like these, which the front has named, if it has one. Raises KernelError."""
     if not isinstance(params, GemmParams | GemmReduceParams):
         return None
     described = {name: Operand.contiguous(ref.shape, np.dtype(ref.dtype), ref.order) for name, ref in operands.items()}

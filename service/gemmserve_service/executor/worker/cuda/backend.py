@@ -27,6 +27,7 @@ from gemmserve_service.executor.worker.cuda.idleness import Idleness
 from gemmserve_service.executor.worker.cuda.kernels import missing_kernels
 from gemmserve_service.executor.worker.cuda.out_of_memory import within_memory
 from gemmserve_service.executor.worker.cuda.pinned_ring import CupyLink
+from gemmserve_service.executor.worker.cuda.tiny import TinyProducts, tiny_products
 from gemmserve_service.executor.worker.cuda.values import DeviceValues
 from gemmserve_service.executor.worker.cuda.warm_up import WarmUp
 from gemmserve_service.executor.worker.health.amd import open_amd_smi
@@ -287,9 +288,24 @@ class CupyBackend:
         self._drop_copies()
         return run(HostValues(self, checkpoint))
 
-    def call(self, params: StepParams, operands: Mapping[str, Any], made: Mapping[str, Any]) -> None:
-        """Enqueues a product of arrays of the device."""
-        call(params, operands, made)
+    def call(
+        self,
+        params: StepParams,
+        operands: Mapping[str, Any],
+        made: Mapping[str, Any],
+        given: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Enqueues a product of arrays of the device. `given`: see `call`."""
+        call(params, operands, made, given)
+
+    def tiny(
+        self,
+        params: GemmParams | GemmReduceParams,
+        operands: Mapping[str, Kind],
+        results: Mapping[str, Kind],
+    ) -> TinyProducts | None:
+        """See `TinyBackend`."""
+        return tiny_products(self, params, operands, results)
 
     def run_many(self, products: Products, checkpoint: Callable[[], None] = go_on) -> Timings:
         try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _LINK_RATE: Final = 20e9  # bytes a second to a device, about: what a copy costs to be made again
 
@@ -88,9 +88,7 @@ class Residency:
         with self._lock:
             found = self._kept.get(array, {}).get(form)
             if found is not None:
-                self.hits += 1
-                found.uses += 1
-                found.priority = self._age + found.uses * found.cost_s / max(found.nbytes, 1)
+                self._used(found)
                 return found.value
             self.misses += 1
             fits = nbytes <= self.budget
@@ -126,6 +124,17 @@ class Residency:
             if form is None:
                 self._note(array, came=True)
         return value
+
+    def use(self, arrays: Sequence[str]) -> list[Any] | None:
+        """The copies of all these arrays, each used once more; None: one is not here, and nothing has happened."""
+        with self._lock:
+            found = [forms.get(None) for array in arrays if (forms := self._kept.get(array)) is not None]
+            copies = [kept for kept in found if kept is not None]
+            if len(copies) < len(arrays):
+                return None
+            for kept in copies:
+                self._used(kept)
+        return [kept.value for kept in copies]
 
     def put(self, array: str, value: Any, nbytes: int, *, pinned: bool = False) -> bool:
         """Keeps a copy that was made elsewhere; False: there is no room for it.
@@ -216,6 +225,11 @@ class Residency:
                 self._kept[array] = {None: pinned}
             self._order = [entry for entry in self._order if entry[2] in self._kept and entry[3] is None]
             heapq.heapify(self._order)
+
+    def _used(self, kept: _Kept) -> None:
+        self.hits += 1
+        kept.uses += 1
+        kept.priority = self._age + kept.uses * kept.cost_s / max(kept.nbytes, 1)
 
     def _make_room(self, nbytes: int) -> None:
         stay: list[tuple[float, int, str, Any]] = []

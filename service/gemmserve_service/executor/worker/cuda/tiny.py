@@ -1,0 +1,119 @@
+"""Tiny products of one form on a device: everything that does not depend on their arrays is worked out once."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gemmserve_kernels import Operand, plan, read_element_counts
+from gemmserve_kernels.device.compiler import waited_s
+from gemmserve_kernels.problem.errors import KernelError
+from gemmserve_service.executor.worker.checks import element_counts
+from gemmserve_service.products import build, options
+from gemmserve_service.schemas import Timings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gemmserve_kernels.device.element_counts import Reading
+    from gemmserve_service.executor.protocol import Kind
+    from gemmserve_service.executor.worker.cuda.backend import CupyBackend
+    from gemmserve_service.schemas import Elements, GemmParams, GemmReduceParams
+
+    Arrays = Mapping[str, Any]
+
+
+def tiny_products(
+    backend: CupyBackend,
+    params: GemmParams | GemmReduceParams,
+    operands: Mapping[str, Kind],
+    results: Mapping[str, Kind],
+) -> TinyProducts | None:
+    """Return what computes tiny products of these kinds of arrays; None: they have to go through their stages, where
+    operands are prepared, or somebody is told why there can be no such product.
+    """
+    given = {name: Operand.contiguous(kind.shape, np.dtype(kind.dtype), kind.order) for name, kind in operands.items()}
+    try:
+        if plan(build(params, given), backend.spec).takes_prepared:
+            return None
+    except KernelError:
+        return None
+    return TinyProducts(backend, params, operands, results)
+
+
+class TinyProducts:
+    """Products of one form, one after the other: `begin`, `finish` and `store`, in one thread, on its stream.
+
+    Nothing of one is under way on the device when `finish` has returned or raised.
+    """
+
+    def __init__(
+        self,
+        backend: CupyBackend,
+        params: GemmParams | GemmReduceParams,
+        operands: Mapping[str, Kind],
+        results: Mapping[str, Kind],
+    ) -> None:
+        self._backend = backend
+        self._cuda = backend.cupy.cuda
+        self._array = backend.cupy.ndarray
+        self._copies = backend.copies
+        self._params = params
+        self._given = options(params)
+        self._operands = tuple(operands)
+        self._results = [(name, kind.shape, np.dtype(kind.dtype), kind.order) for name, kind in results.items()]
+        self._start, self._stop = self._cuda.Event(), self._cuda.Event()
+        """Events around each product: whoever records them again has waited for the product before."""
+        self._there: dict[str, Any] = {}
+        self._made: dict[str, Any] = {}
+        self._before: Reading | None = None
+        self._after: Reading | None = None
+        self._compile_s = self._h2d_s = 0.0
+
+    def resident(self, arrays: Sequence[str]) -> list[Any] | None:
+        """Return the device's copies of these arrays, in use from now on; None: it has not got all of them."""
+        return self._copies.resident.use(arrays)
+
+    def begin(self, operands: Sequence[Any]) -> None:
+        """Enqueue a product of operands in the form's order: copies of `resident`, or arrays of the host, which are
+        brought first. Raises what a launch raises, and `out_of_memory`.
+        """
+        self._h2d_s = 0.0
+        if any(isinstance(operand, np.ndarray) for operand in operands):
+            operands = self._bring(operands)
+        there = dict(zip(self._operands, operands, strict=True))
+        before, waited = read_element_counts(), waited_s()
+        made = {name: self._array(shape, dtype, order=order) for name, shape, dtype, order in self._results}
+        self._start.record()
+        self._backend.call(self._params, there, made, self._given)
+        self._stop.record()
+        self._there, self._made = there, made
+        self._before, self._after = before, read_element_counts()
+        self._compile_s = waited_s() - waited
+
+    def _bring(self, operands: Sequence[Any]) -> list[Any]:
+        began = time.perf_counter()
+        found = [self._copies.fresh(each) if isinstance(each, np.ndarray) else each for each in operands]
+        self._cuda.get_current_stream().synchronize()  # the kernel's time begins when they are there
+        self._h2d_s = time.perf_counter() - began
+        return found
+
+    def finish(self) -> tuple[Timings, Elements | None]:
+        """Wait for the product; the operands are let go."""
+        try:
+            self._stop.synchronize()
+            kernel_s = float(self._cuda.get_elapsed_time(self._start, self._stop)) / 1e3
+            counted = element_counts.between(self._before, self._after)
+        finally:
+            self._there, self._before, self._after = {}, None, None
+        compile_s = self._compile_s
+        return Timings(compile_s=compile_s, h2d_s=self._h2d_s, kernel_s=max(kernel_s - compile_s, 0.0)), counted
+
+    def store(self, name: str, out: np.ndarray[Any, Any], array: str | None) -> None:
+        """Take a result to the host; as a copy of the immutable array of that id it stays on the device, too."""
+        made = self._made.pop(name)
+        self._copies.store(made, out)
+        if array is not None:
+            self._copies.resident.put(array, made, out.nbytes)
