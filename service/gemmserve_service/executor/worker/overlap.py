@@ -164,10 +164,10 @@ class Overlap:
             return False
         (part,) = work.parts
         form = self._runner.form(part.form)
-        product = form.tiny(self._runner.rule)
-        if product is None or not (self._compilation is None or False in form.compiled) or count_of(part) != 1:
+        if count_of(part) != 1 or not (self._compilation is None or False in form.compiled):
             return False
-        if not self._long.pipeline.idle or self._runner.is_cancelled(work.task):
+        product = form.tiny(self._runner.rule)
+        if product is None or not self._long.pipeline.idle or self._runner.is_cancelled(work.task):
             return False
         task = _TinyTask(self._express, work, form, product)
         return task.find() and self._express.pipeline.run(task, self._ended)
@@ -208,7 +208,7 @@ class Overlap:
         self._runner.over(task.name)
         if not task.answered:
             assert answer is not None
-            if isinstance(answer, Done):
+            if isinstance(answer, Done) and task.compile_s:
                 answer.timings.compile_s += task.compile_s
             self._answer(answer)
 

@@ -27,14 +27,14 @@ from gemmserve_service.executor.protocol import (
     Stop,
     Work,
 )
-from gemmserve_service.executor.worker import loop, overlap
+from gemmserve_service.executor.worker import loop, overlap, unpack
 from gemmserve_service.executor.worker.backend import go_on
 from gemmserve_service.executor.worker.health.monitor import Monitor
 from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.executor.worker.overlap import Overlap
 from gemmserve_service.executor.worker.runner import Runner
 from gemmserve_service.executor.worker.unpack import Run
-from gemmserve_service.schemas import GemmParams, ProgramParams, Timings
+from gemmserve_service.schemas import Elements, GemmParams, ProgramParams, Timings
 from gemmserve_service.store.extents.extents import ExtentPool
 
 WAIT_S = 60
@@ -264,7 +264,7 @@ def test_what_is_not_tiny_or_not_alone_is_computed_by_the_stages(front, backend,
     front.send(task("long", 1.0)[0])
     front.send(task("checked", 2.0, express=True, verify=True)[0])
     front.answers(2)
-    monkeypatch.setattr(overlap, "_TINY", 1)
+    monkeypatch.setattr(overlap, "TINY", 1)
     front.send(task("larger", 4.0, express=True)[0])
     front.answers(1)
     monkeypatch.undo()
@@ -298,6 +298,181 @@ def test_a_tiny_product_without_room_goes_to_the_others(front, backend, task, co
     assert [(answer.kind, answer.task) for answer in front.answers(1)] == [("done", "t")]
     np.testing.assert_array_equal(result(), A @ A.T)
     assert [thread.name for thread in computed_by] == ["gemmserve-compute"]
+
+
+class AtOnce(Staged):
+    """With a shorter way for tiny products; `there`: what is on the device, by array."""
+
+    def __init__(self):
+        super().__init__()
+        self.there = {}
+        self.kept = {}
+        self.counted = None
+
+    def tiny(self, params, operands, results):
+        self.note("asked", params.alpha.real)
+        return Short(self, params, operands)
+
+
+class Short:
+    """What computes them, with a note of each step."""
+
+    def __init__(self, backend, params, operands):
+        self.backend, self.params, self.names = backend, params, list(operands)
+
+    def resident(self, arrays):
+        found = [self.backend.there.get(array) for array in arrays]
+        return None if any(each is None for each in found) else found
+
+    def begin(self, operands):
+        self.backend.note("begin", self.params.alpha.real)
+        a, b = operands
+        self.made = self.params.alpha.real * (a @ b.T)
+        self.computing = True
+
+    def finish(self):
+        self.computing = False
+        self.backend.note("over", self.params.alpha.real)
+        return Timings(kernel_s=2.0), self.backend.counted
+
+    def store(self, name, out, array):
+        self.backend.note("stored", self.params.alpha.real)
+        out[...] = self.made
+        if array is not None:
+            self.backend.kept[array] = self.made
+
+
+@pytest.fixture
+def quick():
+    """A device with the shorter way, and its front."""
+    backend = AtOnce()
+    front = Front(backend)
+    yield SimpleNamespace(backend=backend, front=front, steps=lambda: [stage for stage, _ in backend.log])
+    front.end()
+
+
+STEPS = ["begin", "over", "stored"]
+
+
+def kept_nowhere(message, *, result=None, operands=None):
+    """The message with ids of immutable arrays, of the result and of both operands, where they are given."""
+    refs = {name: replace(ref, cache_id=operands) for name, ref in message.operands.items()}
+    return replace(message, operands=refs, results={"d": replace(message.results["d"], cache_id=result)})
+
+
+def test_a_tiny_product_goes_the_shorter_way_where_the_device_has_one(quick, task):
+    backend, front = quick.backend, quick.front
+    backend.there["a"], backend.counted = A, Elements(planned=9)
+    for number, ids in enumerate([{"operands": "a", "result": "d"}, {"operands": "a"}, {}]):
+        message, result = task(f"t{number}", 1.0, express=True)
+        front.send(kept_nowhere(message, **ids))
+        (answer,) = front.answers(1)
+        assert (answer.kind, answer.task, answer.algorithm, answer.written) == ("done", f"t{number}", "numpy", True)
+        assert (answer.timings.kernel_s, answer.elements) == (2.0, Elements(planned=9))
+        assert answer.timings.d2h_s > 0
+        np.testing.assert_array_equal(result(), A @ A.T)
+    assert quick.steps() == ["asked", *STEPS * 3], "the form is looked at once"
+    assert list(backend.kept) == ["d"], "what has an id stays"
+
+
+def test_who_asks_hears_of_a_task_on_the_shorter_way(task):
+    """A device that hangs there is noticed by it."""
+    backend = AtOnce()
+    answers, seen = [], []
+    overlap = Overlap(Runner(backend), backend, answers.append)
+    before = overlap.at[1]
+    backend.faults = {(1.0, "begin"): lambda: seen.append(overlap.at)}
+    (work,) = packed(task("t", 1.0, express=True)[0]).tasks
+    overlap.start(work)
+    assert [answer.task for answer in answers] == ["t"]
+    assert seen[0][0] == "t"
+    assert seen[0][1] > before
+    assert overlap.at[0] is None
+    overlap.close()
+
+
+@pytest.mark.parametrize(
+    "fields", [{"verify": True}, {"express": False}, {"operands": "b"}, {"defer": True, "placeless": True}], ids=str
+)
+def test_what_the_shorter_way_is_not_for(quick, task, fields):
+    backend, front = quick.backend, quick.front
+    operands, placeless = fields.pop("operands", None), fields.pop("placeless", False)
+    message, _ = task("t", 1.0, **{"express": True, **fields})
+    message = kept_nowhere(message, operands=operands, result="d" if placeless else None)
+    if placeless:
+        ref = replace(message.results["d"], extent=None, path="", capacity=0, offset=0)
+        message = replace(message, results={"d": ref})
+    front.send(message)
+    (answer,) = front.answers(1)
+    assert answer.kind == "done"
+    assert not set(STEPS) & set(quick.steps())
+    assert "compute" in quick.steps()
+
+
+def test_blocks_and_what_is_not_tiny_never_go_the_shorter_way(quick, task, monkeypatch):
+    monkeypatch.setattr(unpack, "TINY", 1)
+    quick.front.send(task("larger", 1.0, express=True)[0])
+    quick.front.answers(1)
+    monkeypatch.undo()
+    monkeypatch.setattr(unpack, "grid_of", lambda *_: object())
+    quick.front.send(task("gridded", 2.0, express=True)[0])
+    quick.front.answers(1)
+    assert quick.steps().count("compute") == 2
+    assert "asked" not in quick.steps()
+
+
+def test_the_shorter_way_is_not_taken_beside_something_else(quick, task):
+    backend, front = quick.backend, quick.front
+    go_on = threading.Event()
+    backend.faults = {(1.0, "compute"): lambda: go_on.wait(WAIT_S)}
+    front.send(task("long", 1.0)[0])
+    until(lambda: ("load", 1.0) in backend.log)
+    front.send(task("t", 2.0, express=True)[0])
+    assert front.answers(1)[0].task == "t"
+    go_on.set()
+    front.answers(1)
+    assert not set(STEPS) & set(quick.steps())
+
+
+def test_a_product_without_room_on_the_shorter_way_goes_to_the_others(quick, task, computed_by):
+    def full():
+        raise NoRoomError
+
+    backend, front = quick.backend, quick.front
+    for step in ("begin", "stored"):
+        backend.faults = {(1.0, step): full}
+        message, result = task(step, 1.0, express=True)
+        front.send(message)
+        assert [(answer.kind, answer.task) for answer in front.answers(1)] == [("done", step)]
+        np.testing.assert_array_equal(result(), A @ A.T)
+    assert quick.steps().count("compute") == 2
+
+
+def test_an_error_on_the_shorter_way_is_answered(quick, task):
+    def wrong():
+        raise ValueError("no")
+
+    backend, front = quick.backend, quick.front
+    backend.faults = {(1.0, "over"): wrong}
+    front.send(task("t", 1.0, express=True)[0])
+    (answer,) = front.answers(1)
+    assert (answer.kind, answer.task, answer.status) == ("failed", "t", 500)
+    message, _ = task("gone", 2.0, express=True)
+    ref = replace(message.results["d"], extent="gone", path=message.results["d"].path + "-gone")
+    front.send(replace(message, results={"d": ref}))
+    (answer,) = front.answers(1)
+    assert (answer.kind, answer.task) == ("failed", "gone")
+    assert backend.log[-2:] == [("begin", 2.0), ("over", 2.0)], "nothing is left on the device"
+    front.send(task("after", 3.0, express=True)[0])
+    assert front.answers(1)[0].kind == "done"
+
+
+def test_a_product_that_nobody_wants_is_not_computed_on_the_shorter_way(quick, task):
+    quick.front.send(Cancel(task="t"))
+    quick.front.send(task("t", 1.0, express=True)[0])
+    (answer,) = quick.front.answers(1)
+    assert (answer.kind, answer.slug) == ("failed", "cancelled")
+    assert not {"begin", "compute"} & set(quick.steps())
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="switches are counted by Linux")
