@@ -37,6 +37,22 @@ def test_what_is_kept_is_not_made_again():
     assert keeper.take("a", 40) is not first
 
 
+def test_copies_are_used_together_or_not_at_all():
+    keeper = Keeper(100)
+    values = [keeper.take(array, 40) for array in ("a", "b")]
+    assert keeper.use(["a", "c"]) is None
+    assert (keeper.hits, keeper.uses("a")) == (0, 1), "nothing has happened"
+    assert keeper.use(["a", "b", "a"]) == [values[0], values[1], values[0]]
+    assert (keeper.hits, keeper.misses, keeper.uses("a"), keeper.uses("b")) == (3, 2, 3, 2)
+    assert keeper.use([]) == []
+    keeper.use(["b", "b", "b"])
+    keeper.take("c", 40)
+    assert keeper.holds("b"), "what is used stays"
+    assert not keeper.holds("a")
+    keeper.forget("b")
+    assert keeper.use(["b"]) is None
+
+
 def test_nothing_is_kept_without_a_name_or_past_the_budget():
     keeper = Keeper(100)
     keeper.take("a", 60)

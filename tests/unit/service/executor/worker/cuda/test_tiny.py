@@ -1,0 +1,169 @@
+"""Tiny products of one form on a device: in which order the device is given what, and what is reported."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gemmserve_kernels.planning.rates import shipped
+from gemmserve_service.executor.protocol import Kind
+from gemmserve_service.executor.worker.cuda import tiny as module
+from gemmserve_service.executor.worker.cuda.tiny import TinyProducts, tiny_products
+from gemmserve_service.executor.worker.memory.residency import Residency
+from gemmserve_service.products import options
+from gemmserve_service.schemas import Elements, GemmParams
+
+A = np.arange(4.0).reshape(2, 2)
+KIND = Kind(dtype="float64", shape=(2, 2), order="C")
+SQUARE = Kind(dtype="complex64", shape=(64, 64), order="C")
+KINDS = {"a": KIND, "b": KIND}, {"d": KIND}
+H200 = shipped("nvidia-h200").spec
+
+
+class OnDevice:
+    """An array of the device: NumPy's, but no such array."""
+
+    def __init__(self, shape, dtype, order="C"):
+        self.values = np.empty(shape, dtype, order)
+
+
+def on_device(values):
+    array = OnDevice(values.shape, values.dtype)
+    array.values[...] = values
+    return array
+
+
+class Device:
+    """Notes what it is told; a product takes three seconds, of which the compiler took `compiled_s`."""
+
+    def __init__(self, monkeypatch):
+        self.log = []
+        self.compiled_s = 0.0
+        self.failure = None
+        self.given = []
+        readings = iter(range(100))
+        waited = iter([0.0, 1.0] * 100)
+        monkeypatch.setattr(module, "read_element_counts", lambda: next(readings))
+        monkeypatch.setattr(module, "waited_s", lambda: next(waited) * self.compiled_s)
+        monkeypatch.setattr(module.element_counts, "between", lambda *pair: Elements(planned=pair[1] - pair[0]))
+        stream = SimpleNamespace(synchronize=lambda: self.log.append("brought"))
+        device = self
+
+        class Event:
+            made = 0
+
+            def __init__(self):
+                Event.made += 1
+                self.number = Event.made
+
+            def record(self):
+                device.log.append(f"event {self.number}")
+
+            def synchronize(self):
+                device.log.append(f"waited for {self.number}")
+                if device.failure is not None:
+                    raise device.failure
+
+        cuda = SimpleNamespace(
+            Event=Event, get_current_stream=lambda: stream, get_elapsed_time=lambda start, stop: 3000.0
+        )
+        copies = SimpleNamespace(resident=Residency(1 << 20), fresh=self.fresh, store=self.store)
+        self.backend = SimpleNamespace(
+            cupy=SimpleNamespace(cuda=cuda, ndarray=OnDevice), copies=copies, call=self.call, spec=H200
+        )
+        self.resident = copies.resident
+
+    def fresh(self, data):
+        self.log.append("copy")
+        return on_device(data)
+
+    def store(self, array, out):
+        self.log.append("stored")
+        out[...] = array.values
+
+    def call(self, params, operands, made, given):
+        self.log.append("product")
+        self.given.append(given)
+        np.matmul(operands["a"].values, operands["b"].values, out=made["d"].values)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    return Device(monkeypatch)
+
+
+def test_products_of_resident_operands_one_after_the_other(device):
+    products = TinyProducts(device.backend, GemmParams(), *KINDS)
+    device.resident.put("a", on_device(A), 32)
+    assert products.resident(["a", "b"]) is None
+    for number in range(2):
+        copies = products.resident(["a", "a"])
+        products.begin(copies)
+        assert device.log == ["event 1", "product", "event 2"], "nobody waits yet"
+        timings, counted = products.finish()
+        assert (timings.kernel_s, timings.h2d_s, timings.compile_s) == (3.0, 0.0, 0.0)
+        assert counted == Elements(planned=1)
+        out = np.zeros((2, 2))
+        products.store("d", out, f"d{number}")
+        np.testing.assert_array_equal(out, A @ A)
+        assert device.log == ["event 1", "product", "event 2", "waited for 2", "stored"]
+        device.log.clear()
+        np.testing.assert_array_equal(device.resident.peek(f"d{number}").values, A @ A)
+    assert device.resident.used == 3 * 32
+    assert device.given == [options(GemmParams())] * 2
+
+
+def test_operands_that_are_kept_nowhere_are_brought_before_the_kernels_time_begins(device):
+    products = TinyProducts(device.backend, GemmParams(), *KINDS)
+    device.resident.put("a", on_device(A), 32)
+    (copy,) = products.resident(["a"])
+    products.begin([copy, 2 * A])
+    timings, _ = products.finish()
+    assert device.log == ["copy", "brought", "event 1", "product", "event 2", "waited for 2"]
+    assert timings.h2d_s > 0
+    out = np.zeros((2, 2))
+    products.store("d", out, None)
+    np.testing.assert_array_equal(out, 2 * A @ A)
+    assert device.resident.used == 32, "nothing more is kept"
+    products.begin([copy, copy])
+    assert products.finish()[0].h2d_s == 0.0
+
+
+def test_the_compilers_seconds_are_none_of_the_kernels(device):
+    device.compiled_s = 2.0
+    products = TinyProducts(device.backend, GemmParams(), *KINDS)
+    products.begin([A, A])
+    timings, _ = products.finish()
+    assert (timings.compile_s, timings.kernel_s) == (2.0, 1.0)
+
+
+def test_a_product_that_failed_leaves_nothing_to_the_next_one(device):
+    products = TinyProducts(device.backend, GemmParams(), *KINDS)
+    device.failure = RuntimeError("an illegal memory access")
+    products.begin([A, A])
+    with pytest.raises(RuntimeError, match="illegal"):
+        products.finish()
+    device.failure = None
+    products.begin([2 * A, A])
+    products.finish()
+    out = np.zeros((2, 2))
+    products.store("d", out, None)
+    np.testing.assert_array_equal(out, 2 * A @ A)
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "there"),
+    [
+        (SQUARE, GemmParams(), True),
+        (SQUARE, GemmParams(compute="fp32"), True),
+        (SQUARE, GemmParams(compute="3xfp16"), False),
+        (Kind(dtype="complex128", shape=(64, 64), order="C"), GemmParams(compute="tf32"), False),
+        (Kind(dtype="complex64", shape=(64, 32), order="C"), GemmParams(), False),
+    ],
+    ids=["auto", "plain", "prepared operands", "no such mode", "no such product"],
+)
+def test_what_has_no_shorter_way(device, kind, params, there):
+    made = tiny_products(device.backend, params, {"a": kind, "b": kind}, {"d": kind})
+    assert (made is not None) == there
