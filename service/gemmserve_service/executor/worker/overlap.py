@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gemmserve_kernels.blocks.grid import Grid
-    from gemmserve_service.executor.protocol import ExtentRow, Failed, Kind, Work
+    from gemmserve_service.executor.protocol import Failed, Kind, Work
     from gemmserve_service.executor.worker.backend import HostArray, TinyProduct
     from gemmserve_service.executor.worker.blocks.gridded import BlockWork, Gridded
     from gemmserve_service.executor.worker.checks.verification import Verdict
@@ -166,7 +166,7 @@ class Overlap:
         form = self._runner.form(part.form)
         if count_of(part) != 1 or not (self._compilation is None or False in form.compiled):
             return False
-        product = form.tiny(self._runner.rule)
+        product = self._runner.tiny(form)
         if product is None or not self._long.pipeline.idle or self._runner.is_cancelled(work.task):
             return False
         task = _TinyTask(self._express, work, form, product)
@@ -376,7 +376,7 @@ class _TinyTask(_Task):
     def find(self) -> bool:
         """Find the operands that are kept. False: the device has not got all of them, or a result has no place."""
         extents, part = self.message.extents, self._part
-        for ((number, _), *_) in part.results.values():
+        for (number, _), *_ in part.results.values():
             if number < 0 or not extents[number][1]:
                 return False
         arrays = []

@@ -15,7 +15,7 @@ from gemmserve_kernels.blocks.grid import DEFAULT_RULE
 from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_service.errors import JobCancelled, ServiceError, describe
 from gemmserve_service.executor.protocol import Done, Failed
-from gemmserve_service.executor.worker.backend import HostArray
+from gemmserve_service.executor.worker.backend import HostArray, TinyBackend
 from gemmserve_service.executor.worker.batches import parts_of, run_parts, sum_of
 from gemmserve_service.executor.worker.blocks.gridded import Gridded, grid_of
 from gemmserve_service.executor.worker.checks import element_counts, verification
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.blocks.grid import Grid, GridRule
     from gemmserve_kernels.device.element_counts import Reading
     from gemmserve_service.executor.protocol import ArrayRef, BlockOf, ExtentRow, Work
-    from gemmserve_service.executor.worker.backend import DeviceBackend
+    from gemmserve_service.executor.worker.backend import DeviceBackend, TinyProduct
     from gemmserve_service.executor.worker.batches import Products
     from gemmserve_service.executor.worker.blocks.gridded import BlockWork
     from gemmserve_service.executor.worker.checks.verification import Verdict
@@ -306,6 +306,23 @@ class Runner:
     def form(self, text: str) -> Form:
         """Return the form. Raises ValueError for a text that is none."""
         return self._forms.of(text)
+
+    def tiny(self, form: Form) -> TinyProduct | None:
+        """Return what computes products of a form at once; None: they are not tiny, have blocks, or the device has no
+        shorter way for them. For one thread.
+        """
+        return form.shorter(self._find_tiny)
+
+    def _find_tiny(self, form: Form) -> TinyProduct | None:
+        backend, params = self.backend, form.params
+        if isinstance(params, ProgramParams) or not form.tiny or not isinstance(backend, TinyBackend):
+            return None
+        try:
+            if grid_of(params, form.operands, self.rule) is not None:
+                return None
+        except KernelError:
+            return None
+        return backend.tiny(params, form.operands, form.results)
 
     def memory(self, row: ExtentRow) -> Bytes:
         """Return the mapping of the extent of a row. Raises OSError if it is gone, ValueError if it is shorter."""

@@ -10,17 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels import KernelError
 from gemmserve_service.executor import protocol
 from gemmserve_service.executor.protocol import ArrayRef
-from gemmserve_service.executor.worker.backend import TinyBackend
-from gemmserve_service.executor.worker.blocks.gridded import grid_of
 from gemmserve_service.schemas import ProgramParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gemmserve_kernels.blocks.grid import GridRule
     from gemmserve_service.executor.protocol import BlockOf, ExtentRow, Part, Places, Work
     from gemmserve_service.executor.worker.backend import DeviceBackend, TinyProduct
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
@@ -71,7 +67,7 @@ class Form:
         self._backend = backend
         self._product: Callable[..., None] | None = None
         self._looked = False
-        self._tiny: TinyProduct | None = None
+        self._shorter: TinyProduct | None = None
         self._asked = False
         self.compiled: set[bool] = set()
         """Whether the kernels of its products are known to be compiled, without (False) and with those of a check."""
@@ -81,27 +77,19 @@ class Form:
         """Whether its products are known to have no function, or are programs."""
         return isinstance(self.params, ProgramParams) or (self._looked and self._product is None)
 
-    def tiny(self, rule: GridRule) -> TinyProduct | None:
-        """Return what computes products of this form at once; None: they are not tiny, have blocks by `rule`, or the
-        device has no shorter way for them. To be called by the one thread that computes them.
+    @property
+    def tiny(self) -> bool:
+        """Whether its products move little, and no array is empty."""
+        return sum(self._nbytes.values()) <= TINY and all(self._nbytes.values())
+
+    def shorter(self, find: Callable[[Form], TinyProduct | None]) -> TinyProduct | None:
+        """Return what `find` returned when it was asked first: what computes tiny products of this form at once; None:
+        nothing does. To be called by the one thread that computes them.
         """
         if not self._asked:
             self._asked = True
-            self._tiny = self._find_tiny(rule)
-        return self._tiny
-
-    def _find_tiny(self, rule: GridRule) -> TinyProduct | None:
-        params, backend = self.params, self._backend
-        if isinstance(params, ProgramParams) or not isinstance(backend, TinyBackend):
-            return None
-        if sum(self._nbytes.values()) > TINY or not all(self._nbytes.values()):
-            return None
-        try:
-            if grid_of(params, self.operands, rule) is not None:
-                return None
-        except KernelError:
-            return None
-        return backend.tiny(params, self.operands, self.results)
+            self._shorter = find(self)
+        return self._shorter
 
     def product(self, row: list[np.ndarray[Any, Any]]) -> Callable[..., None] | None:
         """Return what computes `row`, to be called with its arrays; None: it has to be run as any other product."""

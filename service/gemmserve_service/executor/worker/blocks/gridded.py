@@ -140,7 +140,7 @@ class Gridded:
 
 
 def grid_of(params: StepParams, operands: Mapping[str, ArrayRef | Kind], rule: GridRule) -> Grid | None:
-    """Return the grid of a product of operands like these, which the front has named, if it has one. Raises KernelError."""
+    """Return the grid of a product whose operands the front has named, if it has one. Raises KernelError."""
     if not isinstance(params, GemmParams | GemmReduceParams):
         return None
     described = {name: Operand.contiguous(ref.shape, np.dtype(ref.dtype), ref.order) for name, ref in operands.items()}

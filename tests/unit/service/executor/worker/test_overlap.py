@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from works import encode, form_of, packed
 
+from gemmserve_kernels.blocks.grid import DEFAULT_RULE, GridRule
 from gemmserve_kernels.problem.errors import OutOfDeviceMemory
 from gemmserve_service.executor.protocol import (
     TO_FRONT,
@@ -22,6 +23,7 @@ from gemmserve_service.executor.protocol import (
     Cancel,
     Decoder,
     Forget,
+    Kind,
     Part,
     RunBatch,
     Stop,
@@ -395,7 +397,7 @@ def test_who_asks_hears_of_a_task_on_the_shorter_way(task):
     "fields", [{"verify": True}, {"express": False}, {"operands": "b"}, {"defer": True, "placeless": True}], ids=str
 )
 def test_what_the_shorter_way_is_not_for(quick, task, fields):
-    backend, front = quick.backend, quick.front
+    front = quick.front
     operands, placeless = fields.pop("operands", None), fields.pop("placeless", False)
     message, _ = task("t", 1.0, **{"express": True, **fields})
     message = kept_nowhere(message, operands=operands, result="d" if placeless else None)
@@ -409,16 +411,22 @@ def test_what_the_shorter_way_is_not_for(quick, task, fields):
     assert "compute" in quick.steps()
 
 
-def test_blocks_and_what_is_not_tiny_never_go_the_shorter_way(quick, task, monkeypatch):
-    monkeypatch.setattr(unpack, "TINY", 1)
-    quick.front.send(task("larger", 1.0, express=True)[0])
-    quick.front.answers(1)
-    monkeypatch.undo()
-    monkeypatch.setattr(unpack, "grid_of", lambda *_: object())
-    quick.front.send(task("gridded", 2.0, express=True)[0])
-    quick.front.answers(1)
-    assert quick.steps().count("compute") == 2
-    assert "asked" not in quick.steps()
+def test_blocks_and_what_is_not_tiny_never_go_the_shorter_way(monkeypatch):
+    backend = AtOnce()
+
+    def found(shape=(100, 100), rule=DEFAULT_RULE, backend=backend):
+        kind = Kind(dtype="float64", shape=shape, order="C")
+        runner = Runner(backend, rule)
+        return runner.tiny(runner.form(form_of(GemmParams(trans_b="T"), {"a": kind, "b": kind}, {"d": kind})))
+
+    monkeypatch.setattr(unpack, "TINY", 3 * 80_000)
+    assert isinstance(found(), Short)
+    assert found(rule=GridRule(16)) is None, "it has blocks"
+    assert found((100, 0)) is None
+    assert found(backend=Staged()) is None
+    monkeypatch.setattr(unpack, "TINY", 3 * 80_000 - 1)
+    assert found() is None
+    assert [stage for stage, _ in backend.log] == ["asked"]
 
 
 def test_the_shorter_way_is_not_taken_beside_something_else(quick, task):
