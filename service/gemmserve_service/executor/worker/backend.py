@@ -97,7 +97,9 @@ class Values(Protocol):
 
 
 class TinyProduct(Protocol):
-    """Tiny products of one form, which one thread computes from beginning to end, one after the other."""
+    """Tiny products of one form, which one thread computes from beginning to end, one after the other: `begin`,
+    `store` for each result, `finish`, whatever the others raise.
+    """
 
     def resident(self, arrays: Sequence[str]) -> Sequence[Any] | None:
         """Return the device's copies of these arrays; None: it has not got all of them."""
@@ -105,11 +107,13 @@ class TinyProduct(Protocol):
     def begin(self, operands: Sequence[Any]) -> None:
         """Have the device compute, from such copies or arrays of the host, in the form's order."""
 
-    def finish(self) -> tuple[Timings, Elements | None]:
-        """Wait until it has; return the seconds so far, and how the elements were computed."""
+    def store(self, name: str, memory: np.ndarray[Any, Any]) -> None:
+        """Have a result taken to memory of the host, its bytes."""
 
-    def store(self, name: str, out: np.ndarray[Any, Any], array: str | None) -> None:
-        """Takes a result to the host; a copy of that array stays on the device, if there is room."""
+    def finish(self, kept: Mapping[str, str]) -> tuple[Timings, Elements | None]:
+        """Wait until all that is done; return the seconds by phase, and how the elements were computed. `kept`: ids of
+        results of which a copy stays on the device, if there is room.
+        """
 
 
 @runtime_checkable

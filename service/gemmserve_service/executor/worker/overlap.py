@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gemmserve_kernels.blocks.grid import Grid
-    from gemmserve_service.executor.protocol import Failed, Kind, Work
+    from gemmserve_service.executor.protocol import ExtentRow, Failed, Kind, Work
     from gemmserve_service.executor.worker.backend import HostArray, TinyProduct
     from gemmserve_service.executor.worker.blocks.gridded import BlockWork, Gridded
     from gemmserve_service.executor.worker.checks.verification import Verdict
@@ -409,14 +409,17 @@ class _TinyTask(_Task):
             place = part.operands[name][0]
             operands.append(self._array(kind, place) if extents[place[0]][4] is None else next(copies))
         product.begin(operands)
+        kept = {}
         try:  # while the device computes
-            results = {name: self._array(kind, part.results[name][0]) for name, kind in self._form.results.items()}
-        finally:
-            timings, counted = product.finish()
-        began = time.perf_counter()
-        for name, out in results.items():
-            product.store(name, out, extents[part.results[name][0][0]][4])
-        timings.d2h_s = time.perf_counter() - began
+            for name in self._form.results:
+                number, offset = part.results[name][0]
+                product.store(name, self._memory(extents[number], offset, self._form.nbytes[name]))
+                if (array := extents[number][4]) is not None:
+                    kept[name] = array
+        except BaseException:
+            product.finish({})  # nothing is left that may be under way
+            raise
+        timings, counted = product.finish(kept)
         memory_used = self.runner.backend.memory_used()
         self.answer = Done(
             task=self.name, algorithm=part.algorithm, timings=timings, elements=counted, memory_used=memory_used
@@ -426,6 +429,14 @@ class _TinyTask(_Task):
         number, offset = place
         row = self.message.extents[number]
         return np.ndarray(kind.shape, kind.dtype, self.runner.memory(row), row[3] + offset, None, kind.order)
+
+    def _memory(self, row: ExtentRow, offset: int, nbytes: int) -> np.ndarray[Any, Any]:
+        """Return the bytes of a result's place. Raises OSError if it is gone, ValueError if it is shorter."""
+        start = row[3] + offset
+        memory = self.runner.memory(row)[start : start + nbytes]
+        if memory.size < nbytes:
+            raise ValueError(f"{memory.size} bytes for a result of {nbytes}")
+        return memory
 
     def release(self) -> None:
         """Let the operands go."""

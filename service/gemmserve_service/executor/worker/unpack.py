@@ -60,10 +60,11 @@ class Form:
         fields = protocol.Form.model_validate_json(text)
         self.params = fields.params
         self.operands, self.results = fields.operands, fields.results
-        self._nbytes = {
+        self.nbytes = {
             name: math.prod(kind.shape) * np.dtype(kind.dtype).itemsize
             for name, kind in (*fields.operands.items(), *fields.results.items())
         }
+        """Bytes of each array of a product."""
         self._backend = backend
         self._product: Callable[..., None] | None = None
         self._looked = False
@@ -80,7 +81,7 @@ class Form:
     @property
     def tiny(self) -> bool:
         """Whether its products move little, and no array is empty."""
-        return sum(self._nbytes.values()) <= TINY and all(self._nbytes.values())
+        return sum(self.nbytes.values()) <= TINY and all(self.nbytes.values())
 
     def shorter(self, find: Callable[[Form], TinyProduct | None]) -> TinyProduct | None:
         """Return what `find` returned when it was asked first: what computes tiny products of this form at once; None:
@@ -140,7 +141,7 @@ class Form:
                 extent=extent if path else None,
                 path=path,
                 capacity=capacity,
-                nbytes=self._nbytes[name],
+                nbytes=self.nbytes[name],
                 dtype=kind.dtype,
                 shape=kind.shape,
                 order=kind.order,

@@ -134,6 +134,17 @@ class DeviceCopies:
         for position, piece in self._arena.pieces(target):
             self._link.download(piece, source + position, stream)
 
+    def start_store(self, array: Any, memory: Bytes) -> None:
+        """Start to copy a contiguous array of the device to the host: it is there once all is over that the current
+        stream has been given by then. Where the driver does not know the host's memory it waits
+        for that itself; other threads go on meanwhile.
+        """
+        runtime, stream = self._cupy.cuda.runtime, self._cupy.cuda.get_current_stream().ptr
+        source, target = array.data.ptr, memory.ctypes.data
+        parts = ((0, memory.size),) if self._arena is None else self._arena.cut(target, memory.size)
+        for start, count in parts:
+            runtime.memcpyAsync(target + start, source + start, count, runtime.memcpyDeviceToHost, stream)
+
     def mark(self) -> Any:
         """Return an event behind what was enqueued on the current stream."""
         event = self._link.event()

@@ -44,9 +44,10 @@ def tiny_products(
 
 
 class TinyProducts:
-    """Products of one form, one after the other: `begin`, `finish` and `store`, in one thread, on its stream.
+    """Products of one form, one after the other (`TinyProduct`), in one thread, on its stream.
 
-    Nothing of one is under way on the device when `finish` has returned or raised.
+    The host waits for the device once: kernels and copies follow each other there. Nothing of a product is under way
+    when `finish` has returned.
     """
 
     def __init__(
@@ -64,12 +65,12 @@ class TinyProducts:
         self._given = options(params)
         self._operands = tuple(operands)
         self._results = [(name, kind.shape, np.dtype(kind.dtype), kind.order) for name, kind in results.items()]
-        self._start, self._stop = self._cuda.Event(), self._cuda.Event()
-        """Events around each product: whoever records them again has waited for the product before."""
+        self._start, self._stop, self._stored = (self._cuda.Event() for _ in range(3))
+        """Events before and after the kernels and after the copies: who records them again has waited for them."""
         self._there: dict[str, Any] = {}
         self._made: dict[str, Any] = {}
-        self._before: Reading | None = None
-        self._after: Reading | None = None
+        self._memory: list[Any] = []
+        self._counts: tuple[Reading, Reading] | None = None
         self._compile_s = self._h2d_s = 0.0
 
     def resident(self, arrays: Sequence[str]) -> list[Any] | None:
@@ -78,7 +79,7 @@ class TinyProducts:
 
     def begin(self, operands: Sequence[Any]) -> None:
         """Enqueue a product of operands in the form's order: copies of `resident`, or arrays of the host, which are
-        brought first. Raises what a launch raises, and `out_of_memory`.
+        brought first. Raises what a launch raises, and `out_of_memory`; nothing is to be finished then.
         """
         self._h2d_s = 0.0
         if any(isinstance(operand, np.ndarray) for operand in operands):
@@ -89,31 +90,41 @@ class TinyProducts:
         self._start.record()
         self._backend.call(self._params, there, made, self._given)
         self._stop.record()
-        self._there, self._made = there, made
-        self._before, self._after = before, read_element_counts()
+        self._counts = before, read_element_counts()
         self._compile_s = waited_s() - waited
+        self._there, self._made = there, made
 
     def _bring(self, operands: Sequence[Any]) -> list[Any]:
         began = time.perf_counter()
         found = [self._copies.fresh(each) if isinstance(each, np.ndarray) else each for each in operands]
-        self._cuda.get_current_stream().synchronize()  # the kernel's time begins when they are there
+        self._cuda.get_current_stream().synchronize()  # the kernels' time begins when they are there
         self._h2d_s = time.perf_counter() - began
         return found
 
-    def finish(self) -> tuple[Timings, Elements | None]:
-        """Wait for the product; the operands are let go."""
-        try:
-            self._stop.synchronize()
-            kernel_s = float(self._cuda.get_elapsed_time(self._start, self._stop)) / 1e3
-            counted = element_counts.between(self._before, self._after)
-        finally:
-            self._there, self._before, self._after = {}, None, None
-        compile_s = self._compile_s
-        return Timings(compile_s=compile_s, h2d_s=self._h2d_s, kernel_s=max(kernel_s - compile_s, 0.0)), counted
+    def store(self, name: str, memory: np.ndarray[Any, Any]) -> None:
+        """Start to copy a result to the host's memory, as it lies."""
+        self._memory.append(memory)  # which must stay mapped meanwhile
+        self._copies.start_store(self._made[name], memory)
 
-    def store(self, name: str, out: np.ndarray[Any, Any], array: str | None) -> None:
-        """Take a result to the host; as a copy of the immutable array of that id it stays on the device, too."""
-        made = self._made.pop(name)
-        self._copies.store(made, out)
-        if array is not None:
-            self._copies.resident.put(array, made, out.nbytes)
+    def finish(self, kept: Mapping[str, str]) -> tuple[Timings, Elements | None]:
+        """Wait for all of it; the operands are let go, and results that are not `kept`, by their arrays' ids."""
+        made, counts = self._made, self._counts
+        try:
+            self._stored.record()
+            self._stored.synchronize()
+        finally:
+            self._there, self._made, self._counts = {}, {}, None
+            self._memory.clear()
+        assert counts is not None
+        timings = Timings(
+            compile_s=self._compile_s,
+            h2d_s=self._h2d_s,
+            kernel_s=max(self._seconds(self._start, self._stop) - self._compile_s, 0.0),
+            d2h_s=self._seconds(self._stop, self._stored),
+        )
+        for name, array in kept.items():
+            self._copies.resident.put(array, made[name], made[name].nbytes)
+        return timings, element_counts.between(*counts)
+
+    def _seconds(self, start: Any, stop: Any) -> float:
+        return float(self._cuda.get_elapsed_time(start, stop)) / 1e3

@@ -100,10 +100,18 @@ class HostArena:
         """Yield offset and bytes of the parts of `target` that were registered by one call each: a copy across two of
         them may be refused.
         """
-        start, position = target.ctypes.data - self._address, 0
-        while position < target.size:
-            count = min(self._segment - (start + position) % self._segment, target.size - position)
+        for position, count in self.cut(target.ctypes.data, target.size):
             yield position, target[position : position + count]
+
+    def cut(self, address: int, nbytes: int) -> Iterator[tuple[int, int]]:
+        """Yield offset and number of the bytes of such parts of memory at that address; of memory elsewhere all."""
+        start, position = address - self._address, 0
+        if not 0 <= start < self.memory.size:
+            yield 0, nbytes
+            return
+        while position < nbytes:
+            count = min(self._segment - (start + position) % self._segment, nbytes - position)
+            yield position, count
             position += count
 
     def _run(self) -> None:

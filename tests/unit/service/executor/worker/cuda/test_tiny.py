@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ from gemmserve_service.executor.worker.cuda import tiny as module
 from gemmserve_service.executor.worker.cuda.tiny import TinyProducts, tiny_products
 from gemmserve_service.executor.worker.memory.residency import Residency
 from gemmserve_service.products import options
-from gemmserve_service.schemas import Elements, GemmParams
+from gemmserve_service.schemas import Elements, GemmParams, Timings
 
 A = np.arange(4.0).reshape(2, 2)
 KIND = Kind(dtype="float64", shape=(2, 2), order="C")
@@ -27,6 +28,7 @@ class OnDevice:
 
     def __init__(self, shape, dtype, order="C"):
         self.values = np.empty(shape, dtype, order)
+        self.nbytes = self.values.nbytes
 
 
 def on_device(values):
@@ -36,13 +38,15 @@ def on_device(values):
 
 
 class Device:
-    """Notes what it is told; a product takes three seconds, of which the compiler took `compiled_s`."""
+    """Notes what it is told; a product takes three seconds, the copies half a one; of a product the compiler took
+    `compiled_s`."""
 
     def __init__(self, monkeypatch):
         self.log = []
         self.compiled_s = 0.0
         self.failure = None
         self.given = []
+        self.made = []
         readings = iter(range(100))
         waited = iter([0.0, 1.0] * 100)
         monkeypatch.setattr(module, "read_element_counts", lambda: next(readings))
@@ -67,9 +71,11 @@ class Device:
                     raise device.failure
 
         cuda = SimpleNamespace(
-            Event=Event, get_current_stream=lambda: stream, get_elapsed_time=lambda start, stop: 3000.0
+            Event=Event,
+            get_current_stream=lambda: stream,
+            get_elapsed_time=lambda start, stop: 1e3 * {(1, 2): 3.0, (2, 3): 0.5}[start.number, stop.number],
         )
-        copies = SimpleNamespace(resident=Residency(1 << 20), fresh=self.fresh, store=self.store)
+        copies = SimpleNamespace(resident=Residency(1 << 20), fresh=self.fresh, start_store=self.store)
         self.backend = SimpleNamespace(
             cupy=SimpleNamespace(cuda=cuda, ndarray=OnDevice), copies=copies, call=self.call, spec=H200
         )
@@ -79,13 +85,14 @@ class Device:
         self.log.append("copy")
         return on_device(data)
 
-    def store(self, array, out):
-        self.log.append("stored")
-        out[...] = array.values
+    def store(self, array, memory):
+        self.log.append("store")
+        memory[:] = array.values.reshape(-1).view(np.uint8)
 
     def call(self, params, operands, made, given):
         self.log.append("product")
         self.given.append(given)
+        self.made.append(weakref.ref(made["d"]))
         np.matmul(operands["a"].values, operands["b"].values, out=made["d"].values)
 
 
@@ -94,21 +101,24 @@ def device(monkeypatch):
     return Device(monkeypatch)
 
 
+def computed(products, operands, **kept):
+    """The result of a product, and what is said of it."""
+    out = np.zeros((2, 2))
+    products.begin(operands)
+    products.store("d", out.reshape(-1).view(np.uint8))
+    return out, *products.finish(kept)
+
+
 def test_products_of_resident_operands_one_after_the_other(device):
     products = TinyProducts(device.backend, GemmParams(), *KINDS)
     device.resident.put("a", on_device(A), 32)
     assert products.resident(["a", "b"]) is None
     for number in range(2):
-        copies = products.resident(["a", "a"])
-        products.begin(copies)
-        assert device.log == ["event 1", "product", "event 2"], "nobody waits yet"
-        timings, counted = products.finish()
-        assert (timings.kernel_s, timings.h2d_s, timings.compile_s) == (3.0, 0.0, 0.0)
+        result, timings, counted = computed(products, products.resident(["a", "a"]), d=f"d{number}")
+        assert timings == Timings(kernel_s=3.0, d2h_s=0.5)
         assert counted == Elements(planned=1)
-        out = np.zeros((2, 2))
-        products.store("d", out, f"d{number}")
-        np.testing.assert_array_equal(out, A @ A)
-        assert device.log == ["event 1", "product", "event 2", "waited for 2", "stored"]
+        np.testing.assert_array_equal(result, A @ A)
+        assert device.log == ["event 1", "product", "event 2", "store", "event 3", "waited for 3"], "once"
         device.log.clear()
         np.testing.assert_array_equal(device.resident.peek(f"d{number}").values, A @ A)
     assert device.resident.used == 3 * 32
@@ -119,23 +129,31 @@ def test_operands_that_are_kept_nowhere_are_brought_before_the_kernels_time_begi
     products = TinyProducts(device.backend, GemmParams(), *KINDS)
     device.resident.put("a", on_device(A), 32)
     (copy,) = products.resident(["a"])
-    products.begin([copy, 2 * A])
-    timings, _ = products.finish()
-    assert device.log == ["copy", "brought", "event 1", "product", "event 2", "waited for 2"]
+    result, timings, _ = computed(products, [copy, 2 * A])
+    assert device.log == ["copy", "brought", "event 1", "product", "event 2", "store", "event 3", "waited for 3"]
     assert timings.h2d_s > 0
-    out = np.zeros((2, 2))
-    products.store("d", out, None)
-    np.testing.assert_array_equal(out, 2 * A @ A)
+    np.testing.assert_array_equal(result, 2 * A @ A)
     assert device.resident.used == 32, "nothing more is kept"
-    products.begin([copy, copy])
-    assert products.finish()[0].h2d_s == 0.0
+    assert computed(products, [copy, copy])[1].h2d_s == 0.0
+
+
+def test_what_is_not_kept_is_let_go(device):
+    products = TinyProducts(device.backend, GemmParams(), *KINDS)
+    operands = [on_device(A), on_device(A)]
+    memory = np.zeros(32, np.uint8)
+    products.begin(operands)
+    products.store("d", memory)
+    gone = [weakref.ref(each) for each in (*operands, memory)]
+    del operands, memory
+    assert all(each() is not None for each in gone), "the device is at them"
+    products.finish({})
+    assert all(each() is None for each in gone)
+    assert all(array() is None for array in device.made)
 
 
 def test_the_compilers_seconds_are_none_of_the_kernels(device):
     device.compiled_s = 2.0
-    products = TinyProducts(device.backend, GemmParams(), *KINDS)
-    products.begin([A, A])
-    timings, _ = products.finish()
+    _, timings, _ = computed(TinyProducts(device.backend, GemmParams(), *KINDS), [A, A])
     assert (timings.compile_s, timings.kernel_s) == (2.0, 1.0)
 
 
@@ -144,13 +162,11 @@ def test_a_product_that_failed_leaves_nothing_to_the_next_one(device):
     device.failure = RuntimeError("an illegal memory access")
     products.begin([A, A])
     with pytest.raises(RuntimeError, match="illegal"):
-        products.finish()
+        products.finish({"d": "d"})
+    assert not device.resident.holds("d")
     device.failure = None
-    products.begin([2 * A, A])
-    products.finish()
-    out = np.zeros((2, 2))
-    products.store("d", out, None)
-    np.testing.assert_array_equal(out, 2 * A @ A)
+    result, _, _ = computed(products, [2 * A, A])
+    np.testing.assert_array_equal(result, 2 * A @ A)
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,8 @@ def test_copies_end_where_another_call_registered_the_pages(file):
     assert target[10] == 10
     assert target[-1] == (SEGMENT + 10) % 251
     assert [(start, piece.size) for start, piece in arena.pieces(arena.memory[5:9])] == [(0, 4)]
+    elsewhere = np.zeros(3 * SEGMENT, np.uint8)
+    assert list(arena.cut(elsewhere.ctypes.data, elsewhere.size)) == [(0, elsewhere.size)]
 
 
 def test_it_is_mapped_once_whoever_asks(file):
