@@ -63,6 +63,20 @@ def test_resident_operands_again_and_again(on_device, rng):
     np.testing.assert_array_equal(on_device.gemm_reduce(ra, rb, reduce="absmax").numpy(), np.abs(a @ b).max(axis=0))
 
 
+def test_tiny_products_again_and_again(on_device, rng):
+    a, b, c = matrix(rng, 6, 7), matrix(rng, 7, 8), matrix(rng, 6, 8)
+    ra, rb, rc = on_device.put(a), on_device.put(b), on_device.put(np.asfortranarray(c))
+    for _ in range(4):  # from the second on the shorter way
+        d = ra @ rb
+        np.testing.assert_array_equal(d.numpy(), a @ b)
+        np.testing.assert_array_equal((d @ rb.H).numpy(), a @ b @ b.conj().T)
+        again = on_device.gemm(ra, rb, rc, beta=2, order="F")
+        np.testing.assert_array_equal(again.numpy(), a @ b + 2 * c)
+        np.testing.assert_array_equal(on_device.gemm(a, b), a @ b)
+        reduced = on_device.gemm_reduce(ra, rb, reduce="absmax")
+        np.testing.assert_array_equal(reduced.numpy(), np.abs(a @ b).max(axis=0))
+
+
 def test_many_at_once_are_told_apart(on_device, rng):
     arrays = [matrix(rng, 20 + number, 30) for number in range(40)]
     b = on_device.put(matrix(rng, 30, 7))
