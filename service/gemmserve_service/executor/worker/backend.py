@@ -105,7 +105,7 @@ class TinyProduct(Protocol):
         """Return the device's copies of these arrays; None: it has not got all of them."""
 
     def begin(self, operands: Sequence[Any]) -> None:
-        """Have the device compute, from such copies or arrays of the host, in the form's order."""
+        """Have the device compute, from such copies or the bytes of arrays of the host, in the form's order."""
 
     def store(self, name: str, memory: np.ndarray[Any, Any]) -> None:
         """Have a result taken to memory of the host, its bytes."""

@@ -10,8 +10,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
-import numpy as np
-
 from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_kernels.problem.errors import OutOfDeviceMemory
 from gemmserve_service.errors import JobCancelled, describe
@@ -27,8 +25,10 @@ from gemmserve_service.schemas import GemmParams, ProgramParams, Timings
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import numpy as np
+
     from gemmserve_kernels.blocks.grid import Grid
-    from gemmserve_service.executor.protocol import ExtentRow, Failed, Kind, Work
+    from gemmserve_service.executor.protocol import ExtentRow, Failed, Work
     from gemmserve_service.executor.worker.backend import HostArray, TinyProduct
     from gemmserve_service.executor.worker.blocks.gridded import BlockWork, Gridded
     from gemmserve_service.executor.worker.checks.verification import Verdict
@@ -107,8 +107,8 @@ class Overlap:
     In each they run in the order in which they came; `answer` is told of each, in that order. What finds too little
     memory waits until it is alone in the lane of the long ones, and what was loaded ahead there is let go. A task whose
     kernels are not compiled yet waits for them before it enters its lane; `tell(task, compiling)` hears of the
-    beginning and the end of that. The thread that makes this and starts tasks computes tiny express ones itself, while
-    nothing else is under way.
+    beginning and the end of that. The thread that makes this and starts tasks computes tiny ones itself, while nothing
+    else is under way: on a device with a shorter way for them (`TinyBackend`) all of them, else express ones.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Overlap:
         if isinstance(message, Run):
             self._enter(message, 0.0)
             return
-        if message.express and threading.get_ident() == self._owner and self._at_once(message):
+        if threading.get_ident() == self._owner and self._at_once(message):
             return
         unpacked = self._runner.unpacked(message)
         if self._compilation is None:
@@ -404,16 +404,18 @@ class _TinyTask(_Task):
     def _compute(self) -> None:
         product, part, extents = self._product, self._part, self.message.extents
         copies = iter(self._copies)
+        nbytes = self._form.nbytes
         operands = []
-        for name, kind in self._form.operands.items():
-            place = part.operands[name][0]
-            operands.append(self._array(kind, place) if extents[place[0]][4] is None else next(copies))
+        for name in self._form.operands:
+            number, offset = part.operands[name][0]
+            row = extents[number]
+            operands.append(self._memory(row, offset, nbytes[name]) if row[4] is None else next(copies))
         product.begin(operands)
         kept = {}
         try:  # while the device computes
             for name in self._form.results:
                 number, offset = part.results[name][0]
-                product.store(name, self._memory(extents[number], offset, self._form.nbytes[name]))
+                product.store(name, self._memory(extents[number], offset, nbytes[name]))
                 if (array := extents[number][4]) is not None:
                     kept[name] = array
         except BaseException:
@@ -425,17 +427,12 @@ class _TinyTask(_Task):
             task=self.name, algorithm=part.algorithm, timings=timings, elements=counted, memory_used=memory_used
         )
 
-    def _array(self, kind: Kind, place: tuple[int, int]) -> np.ndarray[Any, Any]:
-        number, offset = place
-        row = self.message.extents[number]
-        return np.ndarray(kind.shape, kind.dtype, self.runner.memory(row), row[3] + offset, None, kind.order)
-
     def _memory(self, row: ExtentRow, offset: int, nbytes: int) -> np.ndarray[Any, Any]:
-        """Return the bytes of a result's place. Raises OSError if it is gone, ValueError if it is shorter."""
+        """Return the bytes of an array's place. Raises OSError if it is gone, ValueError if it is shorter."""
         start = row[3] + offset
         memory = self.runner.memory(row)[start : start + nbytes]
         if memory.size < nbytes:
-            raise ValueError(f"{memory.size} bytes for a result of {nbytes}")
+            raise ValueError(f"{memory.size} bytes for an array of {nbytes}")
         return memory
 
     def release(self) -> None:

@@ -134,16 +134,30 @@ class DeviceCopies:
         for position, piece in self._arena.pieces(target):
             self._link.download(piece, source + position, stream)
 
+    def start_load(self, array: Any, memory: Bytes) -> None:
+        """Start to copy a contiguous array to the device, behind what the current stream has been given, from memory
+        of the host, which is read by the time that all is over which the stream has been given by then.
+        """
+        runtime, stream = self._cupy.cuda.runtime, self._cupy.cuda.get_current_stream().ptr
+        target = array.data.ptr
+        for source, start, count in self._parts(memory):
+            runtime.memcpyAsync(target + start, source, count, runtime.memcpyHostToDevice, stream)
+
     def start_store(self, array: Any, memory: Bytes) -> None:
         """Start to copy a contiguous array of the device to the host: it is there once all is over that the current
         stream has been given by then. Where the driver does not know the host's memory it waits
         for that itself; other threads go on meanwhile.
         """
         runtime, stream = self._cupy.cuda.runtime, self._cupy.cuda.get_current_stream().ptr
-        source, target = array.data.ptr, memory.ctypes.data
-        parts = ((0, memory.size),) if self._arena is None else self._arena.cut(target, memory.size)
-        for start, count in parts:
-            runtime.memcpyAsync(target + start, source + start, count, runtime.memcpyDeviceToHost, stream)
+        source = array.data.ptr
+        for target, start, count in self._parts(memory):
+            runtime.memcpyAsync(target, source + start, count, runtime.memcpyDeviceToHost, stream)
+
+    def _parts(self, memory: Bytes) -> list[tuple[int, int, int]]:
+        """Return address, offset and bytes of the parts of the host's memory that one copy may go to or from."""
+        address = memory.ctypes.data
+        parts = ((0, memory.size),) if self._arena is None else self._arena.cut(address, memory.size)
+        return [(address + start, start, count) for start, count in parts]
 
     def mark(self) -> Any:
         """Return an event behind what was enqueued on the current stream."""

@@ -54,17 +54,24 @@ def test_nothing_is_prepared_that_could_not_be_kept(prepared):
 
 
 @pytest.mark.parametrize("cuts", [[(0, 128)], [(0, 100), (100, 28)]], ids=["in one piece", "in two"])
-def test_a_small_result_follows_what_makes_it(cuts):
+def test_small_arrays_go_in_the_streams_order(cuts):
     """Across parts of the arena that were registered by two calls a copy may be refused."""
     enqueued = []
-    runtime = SimpleNamespace(is_hip=True, memcpyDeviceToHost=2, memcpyAsync=lambda *call: enqueued.append(call))
+    runtime = SimpleNamespace(
+        is_hip=True, memcpyHostToDevice=1, memcpyDeviceToHost=2, memcpyAsync=lambda *call: enqueued.append(call)
+    )
     stream = SimpleNamespace(ptr=7)  # nobody waits for it
     cupy = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: stream, runtime=runtime))
     array, memory = SimpleNamespace(data=SimpleNamespace(ptr=1000)), np.zeros(128, np.uint8)
-    arena = SimpleNamespace(cut=lambda address, nbytes: cuts if (address, nbytes) == (target, 128) else [])
-    target = memory.ctypes.data
-    device_copies.DeviceCopies(cupy, 0, None, 1000, arena).start_store(array, memory)
-    assert enqueued == [(target + start, 1000 + start, count, 2, 7) for start, count in cuts]
+    arena = SimpleNamespace(cut=lambda address, nbytes: cuts if (address, nbytes) == (host, 128) else [])
+    host = memory.ctypes.data
+    copies = device_copies.DeviceCopies(cupy, 0, None, 1000, arena)
+    copies.start_load(array, memory)
+    copies.start_store(array, memory)
+    assert enqueued == [
+        *((1000 + start, host + start, count, 1, 7) for start, count in cuts),
+        *((host + start, 1000 + start, count, 2, 7) for start, count in cuts),
+    ]
     enqueued.clear()
     device_copies.DeviceCopies(cupy, 0, None, 1000).start_store(array, memory)
-    assert enqueued == [(target, 1000, 128, 2, 7)]
+    assert enqueued == [(host, 1000, 128, 2, 7)]

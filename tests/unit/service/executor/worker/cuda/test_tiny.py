@@ -44,7 +44,7 @@ class Device:
     def __init__(self, monkeypatch):
         self.log = []
         self.compiled_s = 0.0
-        self.failure = None
+        self.failure = self.refusal = None
         self.given = []
         self.made = []
         readings = iter(range(100))
@@ -52,7 +52,6 @@ class Device:
         monkeypatch.setattr(module, "read_element_counts", lambda: next(readings))
         monkeypatch.setattr(module, "waited_s", lambda: next(waited) * self.compiled_s)
         monkeypatch.setattr(module.element_counts, "between", lambda *pair: Elements(planned=pair[1] - pair[0]))
-        stream = SimpleNamespace(synchronize=lambda: self.log.append("brought"))
         device = self
 
         class Event:
@@ -72,18 +71,19 @@ class Device:
 
         cuda = SimpleNamespace(
             Event=Event,
-            get_current_stream=lambda: stream,
-            get_elapsed_time=lambda start, stop: 1e3 * {(1, 2): 3.0, (2, 3): 0.5}[start.number, stop.number],
+            get_elapsed_time=lambda start, stop: (
+                1e3 * {(1, 2): 0.25, (2, 3): 3.0, (3, 4): 0.5}[start.number, stop.number]
+            ),
         )
-        copies = SimpleNamespace(resident=Residency(1 << 20), fresh=self.fresh, start_store=self.store)
+        copies = SimpleNamespace(resident=Residency(1 << 20), start_load=self.load, start_store=self.store)
         self.backend = SimpleNamespace(
             cupy=SimpleNamespace(cuda=cuda, ndarray=OnDevice), copies=copies, call=self.call, spec=H200
         )
         self.resident = copies.resident
 
-    def fresh(self, data):
-        self.log.append("copy")
-        return on_device(data)
+    def load(self, array, memory):
+        self.log.append("load")
+        array.values[...] = memory.view(array.values.dtype).reshape(array.values.shape)
 
     def store(self, array, memory):
         self.log.append("store")
@@ -91,6 +91,8 @@ class Device:
 
     def call(self, params, operands, made, given):
         self.log.append("product")
+        if self.refusal is not None:
+            raise self.refusal
         self.given.append(given)
         self.made.append(weakref.ref(made["d"]))
         np.matmul(operands["a"].values, operands["b"].values, out=made["d"].values)
@@ -101,11 +103,15 @@ def device(monkeypatch):
     return Device(monkeypatch)
 
 
+def bytes_of(array):
+    return array.reshape(-1).view(np.uint8)
+
+
 def computed(products, operands, **kept):
     """The result of a product, and what is said of it."""
     out = np.zeros((2, 2))
     products.begin(operands)
-    products.store("d", out.reshape(-1).view(np.uint8))
+    products.store("d", bytes_of(out))
     return out, *products.finish(kept)
 
 
@@ -118,7 +124,7 @@ def test_products_of_resident_operands_one_after_the_other(device):
         assert timings == Timings(kernel_s=3.0, d2h_s=0.5)
         assert counted == Elements(planned=1)
         np.testing.assert_array_equal(result, A @ A)
-        assert device.log == ["event 1", "product", "event 2", "store", "event 3", "waited for 3"], "once"
+        assert device.log == ["event 2", "product", "event 3", "store", "event 4", "waited for 4"], "once"
         device.log.clear()
         np.testing.assert_array_equal(device.resident.peek(f"d{number}").values, A @ A)
     assert device.resident.used == 3 * 32
@@ -129,9 +135,9 @@ def test_operands_that_are_kept_nowhere_are_brought_before_the_kernels_time_begi
     products = TinyProducts(device.backend, GemmParams(), *KINDS)
     device.resident.put("a", on_device(A), 32)
     (copy,) = products.resident(["a"])
-    result, timings, _ = computed(products, [copy, 2 * A])
-    assert device.log == ["copy", "brought", "event 1", "product", "event 2", "store", "event 3", "waited for 3"]
-    assert timings.h2d_s > 0
+    result, timings, _ = computed(products, [copy, bytes_of(2 * A)])
+    assert device.log == ["event 1", "load", "event 2", "product", "event 3", "store", "event 4", "waited for 4"]
+    assert timings == Timings(h2d_s=0.25, kernel_s=3.0, d2h_s=0.5)
     np.testing.assert_array_equal(result, 2 * A @ A)
     assert device.resident.used == 32, "nothing more is kept"
     assert computed(products, [copy, copy])[1].h2d_s == 0.0
@@ -139,7 +145,7 @@ def test_operands_that_are_kept_nowhere_are_brought_before_the_kernels_time_begi
 
 def test_what_is_not_kept_is_let_go(device):
     products = TinyProducts(device.backend, GemmParams(), *KINDS)
-    operands = [on_device(A), on_device(A)]
+    operands = [on_device(A), bytes_of(A).copy()]
     memory = np.zeros(32, np.uint8)
     products.begin(operands)
     products.store("d", memory)
@@ -153,20 +159,28 @@ def test_what_is_not_kept_is_let_go(device):
 
 def test_the_compilers_seconds_are_none_of_the_kernels(device):
     device.compiled_s = 2.0
-    _, timings, _ = computed(TinyProducts(device.backend, GemmParams(), *KINDS), [A, A])
+    _, timings, _ = computed(TinyProducts(device.backend, GemmParams(), *KINDS), [bytes_of(A), bytes_of(A)])
     assert (timings.compile_s, timings.kernel_s) == (2.0, 1.0)
 
 
 def test_a_product_that_failed_leaves_nothing_to_the_next_one(device):
     products = TinyProducts(device.backend, GemmParams(), *KINDS)
     device.failure = RuntimeError("an illegal memory access")
-    products.begin([A, A])
+    products.begin([bytes_of(A), bytes_of(A)])
     with pytest.raises(RuntimeError, match="illegal"):
         products.finish({"d": "d"})
     assert not device.resident.holds("d")
     device.failure = None
-    result, _, _ = computed(products, [2 * A, A])
+    result, _, _ = computed(products, [bytes_of(2 * A), bytes_of(A)])
     np.testing.assert_array_equal(result, 2 * A @ A)
+
+
+def test_a_product_that_cannot_begin_leaves_nothing_that_reads_its_operands(device):
+    device.refusal = MemoryError("no room")
+    products = TinyProducts(device.backend, GemmParams(), *KINDS)
+    with pytest.raises(MemoryError):
+        products.begin([bytes_of(A), bytes_of(A)])
+    assert device.log[-3:] == ["product", "event 4", "waited for 4"]
 
 
 @pytest.mark.parametrize(
