@@ -57,6 +57,8 @@ _LOOK_S: Final = 1e-3  # a call of the system costs up to a hundredth of that
 _ACCOUNT_S: Final = 0.1
 """Seconds between two accounts of the device's copies that only say how often they were used: each costs as much as the
 rest of an answer."""
+_QUIET_MS: Final = 5
+"""Milliseconds without a message after which the account is sent that an answer went without."""
 _MAX_HOLD_S: Final = 1e-3  # for which an answer waits for those of the tasks behind it, so that they go as one
 _AHEAD: Final = 3
 """Messages of tasks that a worker is sent before it is idle: one in each stage, and one that waits."""
@@ -162,6 +164,8 @@ class _Line:
             warm_up.begin()
         self._account = Kept()
         self._account_sent = 0.0
+        self._owes_account = False
+        """Whether an answer went without it."""
         if self.write_queue is not None:
             self.write_queue.begin(self._settled, runner.place)
             kept = self._kept(self.write_queue.resident.arrays())
@@ -177,27 +181,41 @@ class _Line:
         """Return the share of a task that is done, 0 to 1, as far as is known."""
         return self._runner.share_of(task)
 
-    def send(self, *messages: BaseModel) -> None:
-        """Whole frames; before them what there is to tell of the device's copies."""
+    def send(self, *messages: BaseModel, prompt: bool = False) -> None:
+        """Whole frames; before them what there is to tell of the device's copies. `prompt`: somebody waits for these,
+        and copies that came or went are told of later.
+        """
         with self._sending:
             if self.write_queue is not None:
-                came, went = self.write_queue.resident.news()
                 now = time.monotonic()
-                moved = came or went or self.write_queue.nbytes != self._account.unwritten
-                if moved or now - self._account_sent >= _ACCOUNT_S:
-                    self._account_sent = now
-                    kept = self._kept(came, went)
-                    if kept != self._account:
-                        self._account = kept.model_copy(update={"came": [], "went": []})
-                        messages = (kept, *messages)
-            self._connection.sendall(b"".join(map(encode, messages)))
+                due = now - self._account_sent >= _ACCOUNT_S
+                if prompt and not due and self.write_queue.nbytes == self._account.unwritten:
+                    self._owes_account = True
+                else:
+                    messages = (*self._told(self.write_queue, now, due=due), *messages)
+            if messages:
+                self._connection.sendall(b"".join(map(encode, messages)))
+
+    def _told(self, write_queue: WriteQueue, now: float, *, due: bool) -> tuple[Kept, ...]:
+        """Return the account of the device's copies, if there is anything new in it; it counts as sent."""
+        self._owes_account = False
+        came, went = write_queue.resident.news()
+        if not (due or came or went or write_queue.nbytes != self._account.unwritten):
+            return ()
+        self._account_sent = now
+        kept = self._kept(came, went)
+        if kept == self._account:
+            return ()
+        self._account = kept.model_copy(update={"came": [], "went": []})
+        return (kept,)
 
     def receive(self) -> Message | None:
         """The next message; None once the front is gone."""
         while not self._pending:
             # Who waits within recv() of a Unix socket is woken, too, when the other end has read an answer.
-            self._readable.poll()
-            if not self._take():
+            if not self._readable.poll(_QUIET_MS if self._owes_account else None):
+                self.send()
+            elif not self._take():
                 return None
         return self._pending.popleft()
 
@@ -252,10 +270,10 @@ class _Line:
                 overlap.start(work)
                 self._held = None
                 if len(held.answers) == count or time.perf_counter() - held.since > _MAX_HOLD_S:
-                    self._send_answers(held.take())
+                    self._send_answers(held.take(), prompt=True)
         finally:
             self._held = None
-            self._send_answers(held.take())
+            self._send_answers(held.take(), prompt=True)
 
     def _answer(self, answer: Done | Failed) -> None:
         """Called by `overlap`, in a thread of its own or while it is given a task."""
@@ -267,10 +285,10 @@ class _Line:
         else:
             self._send_answers([answer])
 
-    def _send_answers(self, answers: list[Done | Failed]) -> None:
+    def _send_answers(self, answers: list[Done | Failed], *, prompt: bool = False) -> None:
         try:
             if answers:
-                self.send(*answers)
+                self.send(*answers, prompt=prompt)
         except OSError:
             log.info("nobody is there any more for the answers of %d tasks, %s first", len(answers), answers[0].task)
 
