@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -146,7 +147,7 @@ class SqliteQueue:
         self._starts: dict[str, dict[str, Any]] = {}
         """Fields of jobs that have started, which is not recorded yet."""
         self._starts_due: asyncio.TimerHandle | None = None
-        """Timer after which they are: by then most have ended, which is recorded in its stead."""
+        """Timer after which those are that have waited for long enough; of most the end is recorded in its stead."""
         self._recording = False
         """Whether a write is under way that will record them."""
         self._ends: list[_End] = []
@@ -180,22 +181,29 @@ class SqliteQueue:
         return self._database.write_soon(write, within_s=within_s, rows=weight)
 
     def started(self, job_id: str, attempt: int, started_at: datetime) -> None:
-        self._starts[job_id] = {"id": job_id, "attempt": attempt, "started_at": started_at, "tried": False}
+        due = time.monotonic() + _START_WITHIN_S
+        self._starts[job_id] = {"id": job_id, "attempt": attempt, "started_at": started_at, "tried": False, "due": due}
         self._wind()
 
-    def _wind(self) -> None:
+    def _wind(self, within_s: float = _START_WITHIN_S) -> None:
         if self._starts_due is None and not self._recording:
-            self._starts_due = asyncio.get_running_loop().call_later(_START_WITHIN_S, self._record_starts)
+            self._starts_due = asyncio.get_running_loop().call_later(within_s, self._record_due_starts)
 
     def _record_few_starts(self) -> None:
         if len(self._starts) <= _FEW_STARTS:
             self._record_starts()
 
+    def _record_due_starts(self) -> None:
+        self._starts_due = None
+        first = next(iter(self._starts.values()), None)
+        left_s = 0.0 if first is None else first["due"] - time.monotonic()
+        if left_s > 0:  # the timer was wound for one that has ended
+            self._wind(left_s)
+        else:
+            self._record_starts()
+
     def _record_starts(self) -> None:
         """Record the starts of jobs that have not ended."""
-        if self._starts_due is not None:
-            self._starts_due.cancel()
-            self._starts_due = None
         if self._starts and not self._recording and self._database.is_open:
             self._recording = True
 

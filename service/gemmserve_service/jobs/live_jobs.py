@@ -183,12 +183,18 @@ class LiveJobs:
         if self._watch(live.first.id) is None:
             told()
             return
-        over = False
+        loop = asyncio.get_running_loop()
+        over, timer = False, None
 
         def end() -> None:
             nonlocal over
             over = True
             told()
+
+        def wind() -> None:
+            nonlocal timer
+            if not over:
+                timer = loop.call_later(timeout_s, end)
 
         def look() -> None:
             if over:
@@ -196,11 +202,12 @@ class LiveJobs:
             if live.first.id in self._live and not self._released.is_set():
                 live.on_change(look)
             else:
-                timer.cancel()
+                if timer is not None:
+                    timer.cancel()
                 end()
 
-        timer = asyncio.get_running_loop().call_later(timeout_s, end)
         look()
+        loop.call_soon(wind)  # not before those who are told in this turn: most jobs are over then
 
     def _watch(self, job_id: str) -> LiveJob | None:
         """The job, if it is not final; its end is recorded as soon as it can be from now on."""

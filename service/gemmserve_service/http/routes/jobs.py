@@ -230,10 +230,17 @@ def accept_now(
     return None if accepted is None else (asked, *accepted)
 
 
-def waited_for(live: LiveJob, preference: Preference, wait_s: float) -> Response:
-    """Return the answer to a job that was waited for so long at most."""
+def waited_for(live: LiveJob, preference: Preference, wait_s: float) -> tuple[int, bytes, bytes]:
+    """Return the answer to a job that was waited for so long at most: status, fields as lines, body."""
     info = live.info
-    return _render_submitted(info, 200 if info.state.final else 202, _applied(preference, wait_s))
+    body = info.model_dump_json().encode()
+    timing = f"server-timing: {server_timing(info.timings)}\r\n" if info.timings else ""
+    head = (
+        f"cache-control: no-store\r\nlocation: /v1/jobs/{info.id}\r\n"
+        f"preference-applied: {preference.applied(wait_s)}\r\n{timing}"
+        f"content-length: {len(body)}\r\ncontent-type: application/json\r\n"
+    )
+    return 200 if info.state.final else 202, head.encode("ascii"), body
 
 
 def accepted_json(asked: Asked, live: LiveJob) -> bytes:

@@ -94,6 +94,10 @@ class SubmissionExchange(RouteExchange):
 
     _accepted: tuple[Asked, LiveJob] | None = None
     """The job that was accepted so."""
+    _waited: tuple[int, bytes, Body] | None = None
+    """The answer to one that was waited for."""
+    _url = ""
+    """URL of either."""
 
     def take(self, body: bytes) -> None:
         """Begin the answer."""
@@ -128,19 +132,22 @@ class SubmissionExchange(RouteExchange):
             self._path.core.jobs.when_over(live, wait_s, partial(self._over, live, wait_s))
             return
         else:
-            self._accepted = asked, live
+            self._accepted, self._url = (asked, live), f"/v1/jobs/{live.first.id}"
         self.answer()
 
     def _over(self, live: LiveJob, wait_s: float) -> None:
         """Called when a job that is waited for is over, or was waited for long enough."""
         try:
-            self._response = jobs.waited_for(live, self.head.preference, wait_s)
+            status, head, body = jobs.waited_for(live, self.head.preference, wait_s)
+            self._waited, self._url = (status, head, (body,)), f"/v1/jobs/{live.first.id}"
         except Exception as error:
             self._fail(error)
         self.answer()
 
     def made(self) -> tuple[int, bytes, Body]:
         """Return the answer, or the problem."""
+        if self._waited is not None:
+            return self._waited
         if self._accepted is None:
             return super().made()
         body = jobs.accepted_json(*self._accepted)
@@ -148,7 +155,7 @@ class SubmissionExchange(RouteExchange):
 
     def observed(self) -> str | None:
         """Return the URL of the job that was made, if one was."""
-        return super().observed() if self._accepted is None else f"/v1/jobs/{self._accepted[1].first.id}"
+        return self._url or super().observed()
 
     async def respond(self, body: bytes, owner: str) -> Response:
         """Return the job, or jobs."""

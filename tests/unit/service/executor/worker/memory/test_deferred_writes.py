@@ -659,7 +659,7 @@ def test_how_often_copies_were_used_is_told_now_and_then_and_what_came_at_once(f
     assert kept.hits > came.hits
 
 
-def test_an_answer_that_is_ready_at_once_does_not_wait_for_the_account_of_the_copies(front, place, product, monkeypatch):
+def test_an_answer_that_is_ready_at_once_does_not_wait_for_the_account_of_copies(front, place, product, monkeypatch):
     monkeypatch.setattr(loop, "_ACCOUNT_S", 3600.0)
     ref, _ = place(A, "a")
     out, _ = place(np.zeros((3, 3)), None)
