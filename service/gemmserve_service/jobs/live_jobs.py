@@ -18,12 +18,15 @@ from gemmserve_service.schemas import JobInfo
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
+    from gemmserve_service.errors import ServiceError
+    from gemmserve_service.executor.protocol import Done
     from gemmserve_service.jobs.job_queue import JobQueue
     from gemmserve_service.jobs.observers import Observer
     from gemmserve_service.jobs.one_shot import EndedJob
     from gemmserve_service.runtime.tracing.spans import ProductTrace
     from gemmserve_service.scheduling.tasks import Task
     from gemmserve_service.schemas import JobState
+    from gemmserve_service.store.pin import Pinned
 
 _MAX_RECENT: Final = 4096  # finished jobs
 
@@ -47,6 +50,10 @@ class LiveJob:
     """Whether its end is being recorded."""
     given_up: bool = False
     """Whether the server stops before its end could be recorded."""
+    entered: bool = True
+    """Whether its record is on its way to the disk, or there."""
+    early: tuple[Done | ServiceError, Sequence[Pinned]] | None = None
+    """Its end, where that came before: the outcome, and pins to be released then."""
     refused: Exception | None = None
     """Reason that the job itself could not be put on record: nobody was told that it was accepted."""
     trace: ProductTrace | None = None
