@@ -80,6 +80,9 @@ class NotOnRecord(RuntimeError):  # noqa: N818 (says what is the case)
 class JobQueue(Protocol):
     """The port: what any queue must keep. A method that returns a future may be left unawaited."""
 
+    def check_open(self) -> None:
+        """Raise DatabaseError where nothing can be put on record."""
+
     def insert(
         self, jobs: Sequence[NewJob], key: RememberedKey | None, *, within_s: float = 0.0
     ) -> asyncio.Future[Any]:
@@ -154,6 +157,9 @@ class SqliteQueue:
         self._ends_told: Callable[[Any, BaseException | None], None] | None = None
         """Callback of the write of those ends, which further ones may join while it waits."""
         database.before_begin(self._record_few_starts)
+
+    def check_open(self) -> None:
+        self._database.check_open()
 
     def insert(
         self, jobs: Sequence[NewJob], key: RememberedKey | None, *, within_s: float = 0.0

@@ -367,6 +367,7 @@ class Jobs(LiveJobs):
         # Who waits for several waits for the last of them (`wait_all`), and the others need not hurry.
         watched = waits and len(prepared) == 1
         try:
+            self.queue.check_open()
             lives, rows = self._live_of(requests, texts, prepared, owner, arrived, watched=watched)
         except BaseException:
             _give_up(prepared)

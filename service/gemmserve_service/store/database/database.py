@@ -201,6 +201,10 @@ class Database:
         self._rows += rows
         self._begin_within(loop, within_s)
 
+    def check_open(self) -> None:
+        """Raise DatabaseError where writes are not taken."""
+        self._open_loop()
+
     def _open_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None or self._thread is None:
             raise DatabaseError("the database is not open")
