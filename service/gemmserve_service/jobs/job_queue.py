@@ -184,7 +184,8 @@ class SqliteQueue:
                 db.execute(_SQL["remember_key"], fields)
 
         weight = len(rows) + (key is not None) + sum(len(job.request) for job in jobs) // _TEXT
-        return self._database.write_soon(write, within_s=within_s, rows=weight)
+        # While a worker is at the job; what waits for no end is committed as soon as this turn of the loop is over.
+        return self._database.write_soon(write, within_s=within_s, rows=weight, ahead=within_s > 0)
 
     def started(self, job_id: str, attempt: int, started_at: datetime) -> None:
         due = time.monotonic() + _START_WITHIN_S
