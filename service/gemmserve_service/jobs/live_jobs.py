@@ -216,6 +216,14 @@ class LiveJobs:
         look()
         loop.call_soon(wind)  # not before those who are told in this turn: most jobs are over then
 
+    def in_memory(self, job_id: str, owner: str) -> LiveJob | JobInfo | None:
+        """Return a job that this owner sees, where it is in memory whole: programs may not be."""
+        live = self._live.get(job_id)
+        if live is not None:
+            return live if live.op != "program" and owner in {"", live.first.owner} else None
+        info = self._recent.get(job_id)
+        return info if info is not None and owner in {"", info.owner} else None
+
     def _watch(self, job_id: str) -> LiveJob | None:
         """The job, if it is not final; its end is recorded as soon as it can be from now on."""
         live = self._live.get(job_id)
