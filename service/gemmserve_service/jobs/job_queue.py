@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pydantic import TypeAdapter
@@ -36,6 +37,8 @@ same."""
 _AFTER_EVERY_ID: Final = "job_~"  # sorts after every id: the alphabet ends at z
 _REQUEST: Final[TypeAdapter[GemmJob | GemmReduceJob | ProgramJob]] = TypeAdapter(JobRequest)
 _STEPS: Final = TypeAdapter(list[StepInfo])
+_KEY: Final = RememberedKey.__slots__
+_key_fields: Final = attrgetter(*_KEY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +179,14 @@ class SqliteQueue:
             }
             for job in jobs
         ]
-        fields = None if key is None else {name: getattr(key, name) for name in RememberedKey.__slots__}
+        fields = None if key is None else dict(zip(_KEY, _key_fields(key), strict=True))
 
         def write(db: sqlite3.Connection) -> None:
             insert_rows(db, _SQL["insert"], rows)
             if fields is not None:
                 db.execute(_SQL["remember_key"], fields)
 
-        weight = len(rows) + (key is not None) + sum(len(job.request) for job in jobs) // _TEXT
+        weight = len(rows) + (key is not None) + sum([len(job.request) for job in jobs]) // _TEXT
         # While a worker is at the job; what waits for no end is committed as soon as this turn of the loop is over.
         return self._database.write_soon(write, within_s=within_s, rows=weight, ahead=within_s > 0)
 
@@ -310,7 +313,7 @@ class SqliteQueue:
             return missing
 
         told = partial(self._ends_recorded, ends)
-        self._database.write_then(write, told, within_s=within_s, rows=sum(end.weight for end in ends))
+        self._database.write_then(write, told, within_s=within_s, rows=sum([end.weight for end in ends]))
         return told
 
     def _ends_recorded(self, ends: Sequence[_End], missing: set[str], error: BaseException | None) -> None:

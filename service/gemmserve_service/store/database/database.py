@@ -79,8 +79,8 @@ def insert_rows(db: sqlite3.Connection, statement: str, rows: Sequence[Mapping[s
     During a call the interpreter is free for other threads; with one a row it had to be had back after each of them.
     """
     done = 0
-    while done < len(rows):
-        count = next(count for count in _ROWS_AT_ONCE if count <= len(rows) - done)
+    while (left := len(rows) - done) > 0:
+        count = 1 if left == 1 else next(count for count in _ROWS_AT_ONCE if count <= left)
         text, names = _for_rows(statement, count)
         db.execute(text, [row[name] for row in rows[done : done + count] for name in names])
         done += count
