@@ -7,7 +7,6 @@ more owners push the less each gets, and a part stays free for the one who comes
 
 from __future__ import annotations
 
-import math
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 _ALPHA: Final = 4.0  # one owner alone gets 4/5 of the queue, two 4/9 each; no measurement behind the figure
 _SMOOTHING: Final = 0.1  # of the running mean of the time between two ends; no measurement behind the figure
 _RETRY_SHARE: Final = 0.1  # a refused client comes back when a tenth of the queue has gone
+_MIN_RETRY_S: Final = 0.05  # sooner costs more requests than places
 _MAX_RETRY_S: Final = 60.0
 
 
@@ -130,9 +130,10 @@ class Admission:
         return 1 / self._interval_s if self._interval_s else 0.0
 
     def retry_after_s(self) -> float:
-        """Whole seconds in which a tenth of the queue will have gone, at the measured rate."""
-        interval = self._interval_s if self._interval_s is not None else 1.0
-        return float(math.ceil(min(max(_RETRY_SHARE * len(self._queue) * interval, 1.0), _MAX_RETRY_S)))
+        """Seconds in which a tenth of the queue will have gone, at the measured rate; one until that is known."""
+        if self._interval_s is None:
+            return 1.0
+        return min(max(_RETRY_SHARE * len(self._queue) * self._interval_s, _MIN_RETRY_S), _MAX_RETRY_S)
 
     def _check_place(self, owner: str, more: int = 1) -> None:
         waiting, total = self._queue.waiting(owner), len(self._queue)
