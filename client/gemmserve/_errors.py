@@ -372,7 +372,8 @@ def from_answer(status: int, headers: Mapping[str, str], body: bytes) -> Gemmser
         problem = {"detail": said}
     error = from_problem({**problem, "status": status})
     error.request_id = error.request_id or headers.get(REQUEST_ID_HEADER)
-    error.retry_after = _seconds(headers.get("retry-after")) or error.retry_after
+    if error.retry_after is None:  # the problem's is finer: the field has whole seconds
+        error.retry_after = _seconds(headers.get("retry-after"))
     return error
 
 

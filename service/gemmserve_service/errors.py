@@ -234,10 +234,9 @@ class Description:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def problem(self) -> Problem:
-        """The problem document; `type` is ``/problems/<slug>``."""
-        return Problem(
-            type=f"/problems/{self.slug}", title=self.title, status=self.status, detail=self.detail, **self.extra
-        )
+        """The problem document: `type` is ``/problems/<slug>``; `retry_after_s` where the client may come back."""
+        more = self.extra if self.retry_after_s is None else {"retry_after_s": self.retry_after_s, **self.extra}
+        return Problem(type=f"/problems/{self.slug}", title=self.title, status=self.status, detail=self.detail, **more)
 
 
 class ProgramTooLarge(KernelError):

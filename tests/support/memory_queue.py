@@ -18,6 +18,9 @@ class MemoryQueue:
         self.database, self.store = database, store
         self.jobs, self.deadlines, self.crashes, self.keys = {}, {}, {}, {}
 
+    def check_open(self):
+        pass
+
     def insert(self, jobs, key, *, within_s=0.0):
         for job in jobs:
             parsed = request_of(job.request)

@@ -8,8 +8,8 @@ flows with blocking I/O and `AsyncClient` by awaiting; neither knows anything th
 from __future__ import annotations
 
 import random
+import secrets
 import time
-import uuid
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -307,7 +307,7 @@ class Flows:
 
         def submitted(temporaries: list[str]) -> Flow[JobInfo]:
             job = yield from self._job(op, operands, params, temporaries)
-            return (yield from self.call(requests.submit(job, key=uuid.uuid4().hex)))
+            return (yield from self.call(requests.submit(job, key=secrets.token_hex(16))))
 
         return (yield from self.with_temporaries(submitted))
 
@@ -337,7 +337,7 @@ class Flows:
 
     def _submit_some(self, jobs: Sequence[Mapping[str, Any]], before: int) -> Flow[Submitted]:
         """Jobs of one exchange; `before`: the number of those that went before them."""
-        key = uuid.uuid4().hex
+        key = secrets.token_hex(16)
         try:
             return Submitted(jobs, key, (yield from self.call(requests.submit_many(jobs, key=key))))
         except _errors.APIError as error:
@@ -475,7 +475,7 @@ class Flows:
         return info, sample
 
     def _run(self, job: Mapping[str, Any], deadline: float | None) -> Flow[JobInfo]:
-        key = uuid.uuid4().hex
+        key = secrets.token_hex(16)
         try:
             info = yield from self.call(requests.submit(job, key=key, wait_s=self._poll(deadline)), deadline=deadline)
         except (GeneratorExit, _errors.GemmserveError):

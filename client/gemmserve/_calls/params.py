@@ -7,6 +7,7 @@ that do not exist); the server judges the rest, and always the whole.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import math
 import reprlib
@@ -210,13 +211,19 @@ def params_of(kind: type, options: Mapping[str, Any]) -> tuple[dict[str, Any], d
 
     Raises TypeError for a keyword that `kind` does not have, as a function's own would.
     """
-    known = kind.__annotations__
+    known = _defaults_of(kind)
     for name in options:
         if name not in known:
             raise TypeError(f"unexpected keyword argument {name!r}; there are {', '.join(known)}")
-    given = {name: options.get(name, _CALL_DEFAULTS[name]) for name in known}
+    given = {**known, **options}
     others: dict[str, Any] = {name: given.pop(name) for name in ("timeout", "errors", "name") if name in given}
     return given, others
+
+
+@functools.cache
+def _defaults_of(kind: type) -> dict[str, Any]:
+    """Every key of a TypedDict of options, and what it is where it is not given."""
+    return {name: _CALL_DEFAULTS[name] for name in kind.__annotations__}
 
 
 def compose(trans: str, *, transposed: bool, conjugated: bool) -> str:
@@ -302,7 +309,7 @@ def product_of(
     """Shape and dtype of op(a) op(b), for operands that `check_shapes` has passed."""
     batch_a, m, _ = _matrix("a", operands["a"].shape, trans_a, layout)
     batch_b, _, n = _matrix("b", operands["b"].shape, trans_b, layout)
-    shape = (*np.broadcast_shapes(batch_a, batch_b), m, n)
+    shape = (*(np.broadcast_shapes(batch_a, batch_b) if batch_a or batch_b else ()), m, n)
     return (2, *shape) if layout == "planar" else shape, np.result_type(*(each.dtype for each in operands.values()))
 
 

@@ -40,6 +40,8 @@ class ArrayHandle(PickledByClient, Generic[S]):
     """Whether what runs on the server has to be awaited."""
     _recorded = False
     """Whether the array is a result in a program that is being recorded."""
+    _whole: Base | None = None
+    """The stored array as `_info` describes it, once that was asked for."""
 
     def __init__(
         self,
@@ -74,9 +76,12 @@ class ArrayHandle(PickledByClient, Generic[S]):
     @property
     def _known(self) -> Base | None:
         """The stored array as far as views need it; None where the server would have to be asked."""
-        if self._info is not None:
-            return Base(self._info.shape, self._info.dtype, self._info.order)
-        return self._expected
+        info = self._info
+        if info is None:
+            return self._expected
+        if self._whole is None:
+            self._whole = Base(info.shape, info.dtype, info.order)
+        return self._whole
 
     @property
     def _base(self) -> Base:

@@ -66,16 +66,19 @@ class Body:
 
 def encode_json(value: Mapping[str, Any]) -> bytes:
     """Strict JSON; NumPy scalars count as numbers. Raises ParameterInvalid for what JSON has no word for."""
-
-    def plain(item: object) -> Any:
-        if isinstance(item, np.generic):
-            return item.item()
-        raise TypeError(f"{type(item).__name__} cannot be sent")
-
     try:
-        return json.dumps(value, allow_nan=False, default=plain).encode()
+        return _ENCODER.encode(value).encode()
     except (TypeError, ValueError) as error:
         raise _errors.ParameterInvalid(f"a parameter cannot be sent as JSON: {error}") from error
+
+
+def _plain(item: object) -> Any:
+    if isinstance(item, np.generic):
+        return item.item()
+    raise TypeError(f"{type(item).__name__} cannot be sent")
+
+
+_ENCODER: Final = json.JSONEncoder(allow_nan=False, default=_plain)
 
 
 def json_body(value: Mapping[str, Any]) -> Body:
@@ -192,7 +195,7 @@ class Whole:
 def parse_json(data: bytes) -> Any:
     """The decoded JSON, or ProtocolError."""
     try:
-        return json.loads(data)
+        return json.loads(data.decode())
     except ValueError:
         raise _errors.ProtocolError(f"the answer is not JSON: {data[:80]!r}") from None
 

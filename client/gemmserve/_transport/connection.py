@@ -190,7 +190,7 @@ class Connection:
         return frozen
 
     def headers_of(self, request: Request[Any]) -> dict[str, str]:
-        headers = {**request.headers, EXCHANGE_HEADER: secrets.token_urlsafe(12)}
+        headers = {**request.headers, EXCHANGE_HEADER: secrets.token_hex(12)}
         if request.body is not None:
             headers["Content-Type"] = request.body.content_type
             headers["Content-Length"] = str(request.body.nbytes)

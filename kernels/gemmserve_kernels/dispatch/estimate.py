@@ -61,7 +61,7 @@ def predicted(
     """`estimate` by a table, as if it lacked the point `without`."""
     ratio = correction(measured, *route, shape, without=without)
     known = route not in MODELS or (shape != without and measured.has(route, shape))
-    doubt = 1.0 if known else MODELS[route].doubt
+    doubt = 1.0 if known else MODELS[route].doubt_of(shape)
     return model_seconds(spec, *route, shape, written=written) * ratio * doubt
 
 

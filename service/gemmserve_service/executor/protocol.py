@@ -247,7 +247,9 @@ class Compiling(_Message):
 
 
 class Kept(_Message):
-    """Worker to front, before other messages: of which arrays its device has copies, and how it fares with them."""
+    """Worker to front, before other messages but answers that were ready at once, which it follows: of which arrays its
+    device has copies, and how it fares with them.
+    """
 
     kind: Literal["kept"] = "kept"
     came: list[str] = Field(default_factory=list, description="ids of arrays that it has a copy of now")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pydantic import TypeAdapter
@@ -35,6 +37,8 @@ same."""
 _AFTER_EVERY_ID: Final = "job_~"  # sorts after every id: the alphabet ends at z
 _REQUEST: Final[TypeAdapter[GemmJob | GemmReduceJob | ProgramJob]] = TypeAdapter(JobRequest)
 _STEPS: Final = TypeAdapter(list[StepInfo])
+_KEY: Final = RememberedKey.__slots__
+_key_fields: Final = attrgetter(*_KEY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,9 @@ class NotOnRecord(RuntimeError):  # noqa: N818 (says what is the case)
 
 class JobQueue(Protocol):
     """The port: what any queue must keep. A method that returns a future may be left unawaited."""
+
+    def check_open(self) -> None:
+        """Raise DatabaseError where nothing can be put on record."""
 
     def insert(
         self, jobs: Sequence[NewJob], key: RememberedKey | None, *, within_s: float = 0.0
@@ -146,13 +153,16 @@ class SqliteQueue:
         self._starts: dict[str, dict[str, Any]] = {}
         """Fields of jobs that have started, which is not recorded yet."""
         self._starts_due: asyncio.TimerHandle | None = None
-        """Timer after which they are: by then most have ended, which is recorded in its stead."""
+        """Timer after which those are that have waited for long enough; of most the end is recorded in its stead."""
         self._recording = False
         """Whether a write is under way that will record them."""
         self._ends: list[_End] = []
         self._ends_told: Callable[[Any, BaseException | None], None] | None = None
         """Callback of the write of those ends, which further ones may join while it waits."""
         database.before_begin(self._record_few_starts)
+
+    def check_open(self) -> None:
+        self._database.check_open()
 
     def insert(
         self, jobs: Sequence[NewJob], key: RememberedKey | None, *, within_s: float = 0.0
@@ -169,33 +179,41 @@ class SqliteQueue:
             }
             for job in jobs
         ]
-        fields = None if key is None else {name: getattr(key, name) for name in RememberedKey.__slots__}
+        fields = None if key is None else dict(zip(_KEY, _key_fields(key), strict=True))
 
         def write(db: sqlite3.Connection) -> None:
             insert_rows(db, _SQL["insert"], rows)
             if fields is not None:
                 db.execute(_SQL["remember_key"], fields)
 
-        weight = len(rows) + (key is not None) + sum(len(job.request) for job in jobs) // _TEXT
-        return self._database.write_soon(write, within_s=within_s, rows=weight)
+        weight = len(rows) + (key is not None) + sum([len(job.request) for job in jobs]) // _TEXT
+        # While a worker is at the job; what waits for no end is committed as soon as this turn of the loop is over.
+        return self._database.write_soon(write, within_s=within_s, rows=weight, ahead=within_s > 0)
 
     def started(self, job_id: str, attempt: int, started_at: datetime) -> None:
-        self._starts[job_id] = {"id": job_id, "attempt": attempt, "started_at": started_at, "tried": False}
+        due = time.monotonic() + _START_WITHIN_S
+        self._starts[job_id] = {"id": job_id, "attempt": attempt, "started_at": started_at, "tried": False, "due": due}
         self._wind()
 
-    def _wind(self) -> None:
+    def _wind(self, within_s: float = _START_WITHIN_S) -> None:
         if self._starts_due is None and not self._recording:
-            self._starts_due = asyncio.get_running_loop().call_later(_START_WITHIN_S, self._record_starts)
+            self._starts_due = asyncio.get_running_loop().call_later(within_s, self._record_due_starts)
 
     def _record_few_starts(self) -> None:
         if len(self._starts) <= _FEW_STARTS:
             self._record_starts()
 
+    def _record_due_starts(self) -> None:
+        self._starts_due = None
+        first = next(iter(self._starts.values()), None)
+        left_s = 0.0 if first is None else first["due"] - time.monotonic()
+        if left_s > 0:  # the timer was wound for one that has ended
+            self._wind(left_s)
+        else:
+            self._record_starts()
+
     def _record_starts(self) -> None:
         """Record the starts of jobs that have not ended."""
-        if self._starts_due is not None:
-            self._starts_due.cancel()
-            self._starts_due = None
         if self._starts and not self._recording and self._database.is_open:
             self._recording = True
 
@@ -295,7 +313,7 @@ class SqliteQueue:
             return missing
 
         told = partial(self._ends_recorded, ends)
-        self._database.write_then(write, told, within_s=within_s, rows=sum(end.weight for end in ends))
+        self._database.write_then(write, told, within_s=within_s, rows=sum([end.weight for end in ends]))
         return told
 
     def _ends_recorded(self, ends: Sequence[_End], missing: set[str], error: BaseException | None) -> None:

@@ -359,16 +359,39 @@ class Jobs(LiveJobs):
         waits: bool,
         several: bool,
     ) -> tuple[list[LiveJob], asyncio.Future[Any]]:
-        """Put jobs on record and into the queue: see `_take_in`. What it raises leaves nothing of them."""
+        """Put jobs into the queue and on record: see `_take_in`. What it raises leaves nothing of them.
+
+        In this order, so that a worker begins meanwhile. An end that comes first waits: whatever is recorded of a job
+        comes after it.
+        """
+        # Who waits for several waits for the last of them (`wait_all`), and the others need not hurry.
+        watched = waits and len(prepared) == 1
         try:
-            lives, insert = self._queue(requests, texts, prepared, key, owner, arrived, waits=waits)
+            self.queue.check_open()
+            lives, rows = self._live_of(requests, texts, prepared, owner, arrived, watched=watched)
         except BaseException:
             _give_up(prepared)
             raise
-        for live, (task, _) in zip(lives, prepared, strict=True):
-            task.submitted = arrived
-            self._entered(task.id, live, JobState.QUEUED)
-            self.scheduler.submit(task, soon=several)
+        remembered = None
+        try:
+            for live, (task, _) in zip(lives, prepared, strict=True):
+                task.submitted = arrived
+                self._entered(task.id, live, JobState.QUEUED)
+                self.scheduler.submit(task, soon=several)
+            if key is not None:
+                ids = ",".join([row.info.id for row in rows])
+                remembered = RememberedKey(owner, *key, ids, rows[0].info.created_at.timestamp())
+            insert = self.queue.insert(rows, remembered, within_s=_WAITS_WITHIN_S if waits else 0.0)
+        except BaseException as error:
+            self._refuse(lives, error)
+            raise
+        finally:
+            for live in lives:
+                live.entered = True
+                if live.early is not None:
+                    (outcome, held), live.early = live.early, None
+                    self._end(live, outcome, live.task, held)
+        insert.add_done_callback(partial(self._inserted, lives, remembered))
         return lives, insert
 
     async def _prepare_all(
@@ -414,25 +437,22 @@ class Jobs(LiveJobs):
             steps()
             raise
 
-    def _queue(
+    def _live_of(
         self,
         requests: Sequence[AnyRequest],
         texts: Sequence[str],
         prepared: Sequence[Prepared],
-        key: tuple[str, str] | None,
         owner: str,
         arrived: float,
         *,
-        waits: bool,
-    ) -> tuple[list[LiveJob], asyncio.Future[Any]]:
-        """The jobs, and what is done once they are on record. The scheduler is given their tasks afterwards: whatever
-        is recorded of a job comes after it.
-        """
+        watched: bool,
+    ) -> tuple[list[LiveJob], list[NewJob]]:
+        """The jobs, and what is to be recorded of them."""
         created = now()
         created_at = created.timestamp()
         asking = REQUEST.get()
-        rows = []
-        for request, text, (task, _) in zip(requests, texts, prepared, strict=True):
+        rows, lives = [], []
+        for request, text, (task, steps) in zip(requests, texts, prepared, strict=True):
             trace = ""
             if asking is not None:
                 task.trace = asking.job(arrived)
@@ -452,17 +472,9 @@ class Jobs(LiveJobs):
                 )
             deadline_at = None if task.timeout_s is None else created_at + task.timeout_s
             rows.append(NewJob(info, text, deadline_at, "" if asking is None else asking.traceparent))
-        ids = ",".join(row.info.id for row in rows)
-        remembered = None if key is None else RememberedKey(owner, *key, ids, created_at)
-        insert = self.queue.insert(rows, remembered, within_s=_WAITS_WITHIN_S if waits else 0.0)
-        lives = []
-        # Who waits for several waits for the last of them (`wait_all`), and the others need not hurry.
-        watched = waits and len(prepared) == 1
-        for row, (task, steps) in zip(rows, prepared, strict=True):
-            live = self._live[task.id] = LiveJob([row.info], task, steps, watched=watched, trace=task.trace)
-            lives.append(live)
-        insert.add_done_callback(partial(self._inserted, lives, remembered))
-        return lives, insert
+            lives.append(LiveJob([info], task, steps, watched=watched, trace=task.trace, entered=False))
+        self._live.update({live.first.id: live for live in lives})
+        return lives, rows
 
     def _inserted(self, lives: Sequence[LiveJob], key: RememberedKey | None, insert: asyncio.Future[Any]) -> None:
         """Called when the jobs' rows are written, or cannot be: what is not on record was not accepted, and leaves
@@ -473,6 +485,9 @@ class Jobs(LiveJobs):
             if key is not None:
                 self._keys.remember(key)
             return
+        self._refuse(lives, error)
+
+    def _refuse(self, lives: Sequence[LiveJob], error: BaseException) -> None:
         for live in lives:
             live.refused = error if isinstance(error, Exception) else RuntimeError(str(error))
             task = live.task
@@ -546,12 +561,16 @@ class Jobs(LiveJobs):
 
     def ended(self, task: Task, outcome: Done | ServiceError) -> None:
         """Called when the task is over: its end is put on record."""
-        if self._live[task.id].refused is not None:
+        live = self._live[task.id]
+        if live.refused is not None:
             return
         # The operands stay until then: were they freed before, a crash would start the job again on what came to lie in
         # their place. After success their pins are the job's or its pending results'; else the scheduler releases them.
         held = [] if isinstance(outcome, Done) else [pinned.share() for pinned in task.operands.values()]
-        self._end(self._live[task.id], outcome, task, held)
+        if live.entered:
+            self._end(live, outcome, task, held)
+        else:
+            live.early = outcome, held
 
     def _end(self, live: LiveJob, outcome: Done | ServiceError, task: Task | None, held: Sequence[Pinned]) -> None:
         """Put a job's end on record; `_conclude` follows. `held`: pins to be released then."""

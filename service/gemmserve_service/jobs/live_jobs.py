@@ -18,12 +18,15 @@ from gemmserve_service.schemas import JobInfo
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
+    from gemmserve_service.errors import ServiceError
+    from gemmserve_service.executor.protocol import Done
     from gemmserve_service.jobs.job_queue import JobQueue
     from gemmserve_service.jobs.observers import Observer
     from gemmserve_service.jobs.one_shot import EndedJob
     from gemmserve_service.runtime.tracing.spans import ProductTrace
     from gemmserve_service.scheduling.tasks import Task
     from gemmserve_service.schemas import JobState
+    from gemmserve_service.store.pin import Pinned
 
 _MAX_RECENT: Final = 4096  # finished jobs
 
@@ -47,6 +50,10 @@ class LiveJob:
     """Whether its end is being recorded."""
     given_up: bool = False
     """Whether the server stops before its end could be recorded."""
+    entered: bool = True
+    """Whether its record is on its way to the disk, or there."""
+    early: tuple[Done | ServiceError, Sequence[Pinned]] | None = None
+    """Its end, where that came before: the outcome, and pins to be released then."""
     refused: Exception | None = None
     """Reason that the job itself could not be put on record: nobody was told that it was accepted."""
     trace: ProductTrace | None = None
@@ -183,12 +190,18 @@ class LiveJobs:
         if self._watch(live.first.id) is None:
             told()
             return
-        over = False
+        loop = asyncio.get_running_loop()
+        over, timer = False, None
 
         def end() -> None:
             nonlocal over
             over = True
             told()
+
+        def wind() -> None:
+            nonlocal timer
+            if not over:
+                timer = loop.call_later(timeout_s, end)
 
         def look() -> None:
             if over:
@@ -196,11 +209,20 @@ class LiveJobs:
             if live.first.id in self._live and not self._released.is_set():
                 live.on_change(look)
             else:
-                timer.cancel()
+                if timer is not None:
+                    timer.cancel()
                 end()
 
-        timer = asyncio.get_running_loop().call_later(timeout_s, end)
         look()
+        loop.call_soon(wind)  # not before those who are told in this turn: most jobs are over then
+
+    def in_memory(self, job_id: str, owner: str) -> LiveJob | JobInfo | None:
+        """Return a job that this owner sees, where it is in memory whole: programs may not be."""
+        live = self._live.get(job_id)
+        if live is not None:
+            return live if live.op != "program" and owner in {"", live.first.owner} else None
+        info = self._recent.get(job_id)
+        return info if info is not None and owner in {"", info.owner} else None
 
     def _watch(self, job_id: str) -> LiveJob | None:
         """The job, if it is not final; its end is recorded as soon as it can be from now on."""

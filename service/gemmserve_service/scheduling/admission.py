@@ -7,9 +7,7 @@ more owners push the less each gets, and a part stays free for the one who comes
 
 from __future__ import annotations
 
-import math
 import time
-from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_service.errors import QueueFull
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
 _ALPHA: Final = 4.0  # one owner alone gets 4/5 of the queue, two 4/9 each; no measurement behind the figure
 _SMOOTHING: Final = 0.1  # of the running mean of the time between two ends; no measurement behind the figure
 _RETRY_SHARE: Final = 0.1  # a refused client comes back when a tenth of the queue has gone
+_MIN_RETRY_S: Final = 0.05  # sooner costs more requests than places
 _MAX_RETRY_S: Final = 60.0
 
 
@@ -60,9 +59,9 @@ class Admission:
         self._settings = settings
         self._queue = queue
         self._quotas = quotas or Quotas()
-        self._arriving: Counter[str] = Counter()
-        self._arriving_bytes: Counter[str] = Counter()
-        self._steps: Counter[str] = Counter()
+        self._arriving: dict[str, int] = {}
+        self._arriving_bytes: dict[str, int] = {}
+        self._steps: dict[str, int] = {}
         self._interval_s: float | None = None
         self._last_end = 0.0
 
@@ -77,9 +76,9 @@ class Admission:
 
     def fits(self, owner: str, nbytes: int) -> bool:
         """Return whether several tasks of so many bytes in all are sure to have room, however they share them."""
-        everybody = self._queue.nbytes + self._arriving_bytes.total() + nbytes
+        everybody = self._queue.nbytes + sum(self._arriving_bytes.values()) + nbytes
         left = self._settings.max_queued_bytes - everybody
-        own = self._queue.waiting_bytes(owner) + self._arriving_bytes[owner] + nbytes
+        own = self._queue.waiting_bytes(owner) + self._arriving_bytes.get(owner, 0) + nbytes
         return left >= 0 and (not owner or own <= _ALPHA * left)
 
     def claim(self, owner: str, nbytes: int) -> None:
@@ -101,7 +100,7 @@ class Admission:
     @property
     def steps(self) -> int:
         """Steps of all programs that are not over."""
-        return self._steps.total()
+        return sum(self._steps.values())
 
     def take_steps(self, owner: str, steps: int, *, recovered: bool = False) -> Callable[[], None]:
         """Admit a program of so many steps, each of which takes some kilobytes of memory; returns what ends that.
@@ -112,8 +111,8 @@ class Admission:
             return nothing
         if self.steps and not recovered:
             most = self._settings.max_queued_steps
-            self._check(owner, self._steps[owner], self.steps, most, "steps of programs are waiting", steps)
-        self._steps[owner] += steps
+            self._check(owner, self._steps.get(owner, 0), self.steps, most, "steps of programs are waiting", steps)
+        self._steps[owner] = self._steps.get(owner, 0) + steps
         return lambda: self._release(self._steps, owner, steps)
 
     def ended(self) -> None:
@@ -131,22 +130,23 @@ class Admission:
         return 1 / self._interval_s if self._interval_s else 0.0
 
     def retry_after_s(self) -> float:
-        """Whole seconds in which a tenth of the queue will have gone, at the measured rate."""
-        interval = self._interval_s if self._interval_s is not None else 1.0
-        return float(math.ceil(min(max(_RETRY_SHARE * len(self._queue) * interval, 1.0), _MAX_RETRY_S)))
+        """Seconds in which a tenth of the queue will have gone, at the measured rate; one until that is known."""
+        if self._interval_s is None:
+            return 1.0
+        return min(max(_RETRY_SHARE * len(self._queue) * self._interval_s, _MIN_RETRY_S), _MAX_RETRY_S)
 
     def _check_place(self, owner: str, more: int = 1) -> None:
         waiting, total = self._queue.waiting(owner), len(self._queue)
         if self._arriving:
-            waiting += self._arriving[owner]
-            total += self._arriving.total()
+            waiting += self._arriving.get(owner, 0)
+            total += sum(self._arriving.values())
         self._check(owner, waiting, total, self._settings.max_queued_jobs, "jobs are waiting", more)
         self._quotas.check_job(owner, waiting, more, retry_after_s=self.retry_after_s)
 
     def _check_bytes(self, owner: str, nbytes: int) -> None:
-        everybody = self._queue.nbytes + self._arriving_bytes.total()
+        everybody = self._queue.nbytes + sum(self._arriving_bytes.values())
         if everybody:  # one task always fits: it could never run otherwise
-            held = self._queue.waiting_bytes(owner) + self._arriving_bytes[owner]
+            held = self._queue.waiting_bytes(owner) + self._arriving_bytes.get(owner, 0)
             self._check(owner, held, everybody, self._settings.max_queued_bytes, "bytes of jobs are waiting", nbytes)
 
     def _check(self, owner: str, own: int, total: int, most: int, what: str, more: int) -> None:
@@ -157,10 +157,12 @@ class Admission:
             raise QueueFull(f"{own} of this key's {what} already", retry_after_s=self.retry_after_s())
 
     @staticmethod
-    def _release(counter: Counter[str], owner: str, amount: int) -> None:
-        counter[owner] -= amount
-        if not counter[owner]:
-            del counter[owner]
+    def _release(counts: dict[str, int], owner: str, amount: int) -> None:
+        left = counts[owner] - amount
+        if left:
+            counts[owner] = left
+        else:
+            del counts[owner]
 
 
 def nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 
 import httpx
@@ -68,6 +69,8 @@ def test_extras() -> None:
     assert made(429, retry_after="7").retry_after == 7.0
     assert made(429, retry_after="Wed, 21 Oct 2026 07:28:00 GMT").retry_after is None
     assert made(429, retry_after="nan").retry_after is None
+    finer = json.dumps({"type": "/problems/queue-full", "retry_after_s": 0.08}).encode()
+    assert made(429, finer, content_type="application/problem+json", retry_after="1").retry_after == 0.08
 
 
 def test_a_redirect_is_not_followed_but_explained() -> None:

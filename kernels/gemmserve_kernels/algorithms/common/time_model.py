@@ -25,6 +25,11 @@ _FEW: Final = 128
 """Sides of a skinny product: the longer one at least, the shorter one at most."""
 _SKINNY_TILE: Final = 128
 """Extent of a tile along the longer side."""
+_SKINNY_ENDS: Final = 64
+_SKINNY_SUMS: Final = 4
+"""Steps of k that the ends of such a tile take as long as; launches that adding up tiles' sums takes as long as."""
+_SKINNY_KNOWN: Final = 16
+"""Rows or columns of skinny products that were measured, at least."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,8 @@ class _Model:
     """Operations a second of a full H200, launches, tile (extent of one block), passes over A and B beforehand, and the
     most parts that k is split into where there are fewer tiles than multiprocessors. `ends`: steps of k that the
     beginning and the end of a tile take as long as. `doubt`: factor between measured points, of which a route may
-    have few. `skinny`: the rate of skinny products, where those have tiles of their own.
+    have few. `skinny`: the rate of skinny products, where those have tiles of their own: long ones, of which the device
+    computes one for each multiprocessor at a time; they were measured at several points.
     """
 
     rate: float
@@ -43,6 +49,12 @@ class _Model:
     ends: int = 0
     doubt: float = 1.0
     skinny: float = 0.0
+
+    def doubt_of(self, shape: Point) -> float:
+        """Factor of doubt about a shape that was not measured."""
+        _, m, n, _ = shape
+        known = self.skinny > 0 and is_skinny(m, n) and min(m, n) >= _SKINNY_KNOWN
+        return 1.0 if known else self.doubt
 
 
 MODELS: Final[dict[tuple[str, str, str], _Model]] = {
@@ -66,7 +78,7 @@ MODELS: Final[dict[tuple[str, str, str], _Model]] = {
     ("small", "3xtf32", "complex64"): _Model(4.5e13, tile=16),
     ("wgmma", "3xfp16", "float32"): _Model(2.3e14, 5, 128, 1.5, parts=16),
     ("wgmma", "3xfp16", "complex64"): _Model(2.5e14, 5, 64, 1.5, parts=16),
-    ("fused", "3xfp16", "complex64"): _Model(8.8e13, 1, 64, parts=132, ends=40, doubt=1.25, skinny=1.35e14),
+    ("fused", "3xfp16", "complex64"): _Model(8.8e13, 1, 64, parts=132, ends=40, doubt=1.25, skinny=1.5e14),
     ("wgmma", "3xfp16-3m", "complex64"): _Model(3.1e14, 5, 64, 2.0, parts=16),
     ("wgmma", "6xbf16", "float32"): _Model(1.1e14, 5, 128, 2.0, parts=16),
     ("wgmma", "6xbf16", "complex64"): _Model(1.15e14, 5, 64, 2.0, parts=16),
@@ -106,9 +118,8 @@ MODELS: Final[dict[tuple[str, str, str], _Model]] = {
     ("ozaki", "ozaki", "complex128"): _Model(1.8e14, 7, 256, 5.5),
 }
 """By algorithm, arithmetic and dtype; rates measured on an H200 (docs/benchmarks). Those of bfloat16 are shares of
-`3xfp16`'s: half of six products, a third of nine. That of skinny products by `fused` is an H100's, of 64 and 128 rows
-by 8192 x 8192. Those of `mfma` are not measured:
-they say no more than that the vendor's BLAS goes first on AMD devices, and the portable kernels come last.
+`3xfp16`'s: half of six products, a third of nine. Those of `mfma` are not measured: they say no more than that the
+vendor's BLAS goes first on AMD devices, and the portable kernels come last.
 """
 
 ITEMSIZE: Final = {"float16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}
@@ -135,19 +146,23 @@ def model_seconds(
     if speed == 0.0:
         return math.inf
     skinny = model.skinny > 0 and is_skinny(m, n)
-    long, rate = (_SKINNY_TILE, model.skinny) if skinny else (model.tile, model.rate)
+    long, rate, ends, launches = model.tile, model.rate, model.ends, model.launches
+    if skinny:
+        long, rate, ends, launches = _SKINNY_TILE, model.skinny, _SKINNY_ENDS, launches + 1
     tiles = math.ceil(max(m, n) / long) * math.ceil(min(m, n) / model.tile) * batch
-    if tiles < spec.sm_count:
-        tiles *= max(1, min(model.parts, k // _SPLIT_K, spec.sm_count // tiles))
+    parts = max(1, min(model.parts, k // _SPLIT_K, spec.sm_count // tiles))
+    if skinny and parts > 1:
+        ends, launches = ends * parts, launches + _SKINNY_SUMS
     filled = math.ceil(m / model.tile) * model.tile * math.ceil(n / model.tile) * model.tile * batch
-    busy = min(1.0, tiles / spec.sm_count)
+    turns = tiles * parts / spec.sm_count
+    busy = turns / math.ceil(turns) if skinny else min(1.0, turns)
     complexity = 8 if dtype.startswith("complex") else 2
-    arithmetic_s = complexity * filled * (k + model.ends) / (rate * scale * speed * busy)
+    arithmetic_s = complexity * filled * (k + ends) / (rate * scale * speed * busy)
     itemsize = ITEMSIZE[dtype]
     operands, result = batch * (m * k + k * n), batch * m * n if written else 0
     memory_s = itemsize * (operands * (1 + model.passes) + result) / (BANDWIDTH * scale)
     passes_s = itemsize * operands * model.passes / (BANDWIDTH * scale)
-    return model.launches * LAUNCH_S + max(arithmetic_s + passes_s, memory_s)
+    return launches * LAUNCH_S + max(arithmetic_s + passes_s, memory_s)
 
 
 def occupancy(spec: DeviceSpec, blocks: int) -> float:

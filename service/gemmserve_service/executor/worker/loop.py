@@ -57,6 +57,8 @@ _LOOK_S: Final = 1e-3  # a call of the system costs up to a hundredth of that
 _ACCOUNT_S: Final = 0.1
 """Seconds between two accounts of the device's copies that only say how often they were used: each costs as much as the
 rest of an answer."""
+_QUIET_MS: Final = 5
+"""Milliseconds without a message after which the account is sent that an answer went without."""
 _MAX_HOLD_S: Final = 1e-3  # for which an answer waits for those of the tasks behind it, so that they go as one
 _AHEAD: Final = 3
 """Messages of tasks that a worker is sent before it is idle: one in each stage, and one that waits."""
@@ -186,6 +188,8 @@ class _Line:
         self._account: _State | None = None
         """The account that the front was sent last."""
         self._account_sent = 0.0
+        self._owes_account = False
+        """Whether an answer went without it."""
         if self.write_queue is not None:
             self.write_queue.begin(self._settled, runner.place)
             self._account = self._state(self.write_queue)
@@ -200,19 +204,27 @@ class _Line:
         """Return the share of a task that is done, 0 to 1, as far as is known."""
         return self._runner.share_of(task)
 
-    def send(self, *messages: BaseModel) -> None:
-        """Whole frames; before them what there is to tell of the device's copies."""
+    def send(self, *messages: BaseModel, prompt: bool = False) -> None:
+        """Whole frames; before them what there is to tell of the device's copies. `prompt`: somebody waits for these,
+        and copies that came or went are told of later.
+        """
         with self._sending:
-            if self.write_queue is not None and (kept := self._news(self.write_queue)) is not None:
-                messages = (kept, *messages)
-            self._connection.sendall(b"".join(map(encode, messages)))
+            if self.write_queue is not None and self._account is not None:
+                now = time.monotonic()
+                due = now - self._account_sent >= _ACCOUNT_S
+                if prompt and not due and self.write_queue.nbytes == self._account.unwritten:
+                    self._owes_account = True
+                elif (kept := self._news(self.write_queue, now, due=due)) is not None:
+                    messages = (kept, *messages)
+            if messages:
+                self._connection.sendall(b"".join(map(encode, messages)))
 
-    def _news(self, write_queue: WriteQueue) -> Kept | None:
-        """Return what there is to tell of the device's copies; None: nothing, or not yet."""
+    def _news(self, write_queue: WriteQueue, now: float, *, due: bool) -> Kept | None:
+        """Return the account of the device's copies, if there is anything new in it; it counts as sent."""
+        self._owes_account = False
         came, went = write_queue.resident.news()
-        now = time.monotonic()
         moved = came or went or self._account is None or write_queue.nbytes != self._account.unwritten
-        if not moved and now - self._account_sent < _ACCOUNT_S:
+        if not (due or moved):
             return None
         self._account_sent = now
         state = self._state(write_queue)
@@ -225,8 +237,9 @@ class _Line:
         """The next message; None once the front is gone."""
         while not self._pending:
             # Who waits within recv() of a Unix socket is woken, too, when the other end has read an answer.
-            self._readable.poll()
-            if not self._take():
+            if not self._readable.poll(_QUIET_MS if self._owes_account else None):
+                self.send()
+            elif not self._take():
                 return None
         return self._pending.popleft()
 
@@ -281,10 +294,10 @@ class _Line:
                 overlap.start(work)
                 self._held = None
                 if len(held.answers) == count or time.perf_counter() - held.since > _MAX_HOLD_S:
-                    self._send_answers(held.take())
+                    self._send_answers(held.take(), prompt=True)
         finally:
             self._held = None
-            self._send_answers(held.take())
+            self._send_answers(held.take(), prompt=True)
 
     def _answer(self, answer: Done | Failed) -> None:
         """Called by `overlap`, in a thread of its own or while it is given a task."""
@@ -296,10 +309,10 @@ class _Line:
         else:
             self._send_answers([answer])
 
-    def _send_answers(self, answers: list[Done | Failed]) -> None:
+    def _send_answers(self, answers: list[Done | Failed], *, prompt: bool = False) -> None:
         try:
             if answers:
-                self.send(*answers)
+                self.send(*answers, prompt=prompt)
         except OSError:
             log.info("nobody is there any more for the answers of %d tasks, %s first", len(answers), answers[0].task)
 

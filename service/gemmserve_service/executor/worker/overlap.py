@@ -450,6 +450,7 @@ class _ProductTask(_Task):
         self._backend = lane.backend
         self._write_queue: WriteQueue | None = getattr(lane.backend, "write_queue", None)
         self._params = params
+        self._nbytes = sum([ref.nbytes for ref in (*message.operands.values(), *message.results.values())])
         self._came = time.perf_counter()
         self._waited_s = 0.0
         self._product: StagedProduct | None = None
@@ -480,10 +481,6 @@ class _ProductTask(_Task):
         """Whether the device has next to nothing to do, and the results have their places."""
         message = self.message
         return not message.verify and message.block is None and not message.deferred and self._nbytes <= TINY
-
-    @property
-    def _nbytes(self) -> int:
-        return sum(ref.nbytes for ref in (*self.message.operands.values(), *self.message.results.values()))
 
     @property
     def brief(self) -> bool:

@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 
 from gemmserve.wire import IDEMPOTENCY_HEADER, MAX_JOBS
 from gemmserve_kernels import ParameterInvalid
-from gemmserve_service.errors import InvalidRequest, ServiceError, TooLarge, UnsupportedMediaType
+from gemmserve_service.errors import InvalidRequest, NotFound, ServiceError, TooLarge, UnsupportedMediaType
 from gemmserve_service.http.headers.preferences import parse_prefer
 from gemmserve_service.http.openapi import documentation as doc
 from gemmserve_service.http.requests.long_json import LONG, read_object, validate_each
@@ -230,10 +230,28 @@ def accept_now(
     return None if accepted is None else (asked, *accepted)
 
 
-def waited_for(live: LiveJob, preference: Preference, wait_s: float) -> Response:
-    """Return the answer to a job that was waited for so long at most."""
+def waited_for(live: LiveJob, preference: Preference, wait_s: float) -> tuple[int, bytes, bytes]:
+    """Return the answer to a job that was waited for so long at most: status, fields as lines, body."""
     info = live.info
-    return _render_submitted(info, 200 if info.state.final else 202, _applied(preference, wait_s))
+    more = f"location: /v1/jobs/{info.id}\r\npreference-applied: {preference.applied(wait_s)}\r\n"
+    return 200 if info.state.final else 202, *_plain(info, more)
+
+
+def seen(job: LiveJob | JobInfo, job_id: str) -> tuple[int, bytes, bytes]:
+    """Return the answer to who looks at a job that is in memory, likewise. Raises NotFound."""
+    if isinstance(job, JobInfo):
+        return 200, *_plain(job)
+    if job.refused is not None:
+        raise NotFound(f"no job {job_id}")
+    return 200, *_plain(job.info)
+
+
+def _plain(info: JobInfo, more: str = "") -> tuple[bytes, bytes]:
+    """Fields of an answer, `more` among them, as lines; and its body, a job."""
+    body = info.model_dump_json().encode()
+    timing = f"server-timing: {server_timing(info.timings)}\r\n" if info.timings else ""
+    length = f"content-length: {len(body)}\r\ncontent-type: application/json\r\n"
+    return f"cache-control: no-store\r\n{more}{timing}{length}".encode("ascii"), body
 
 
 def accepted_json(asked: Asked, live: LiveJob) -> bytes:

@@ -18,6 +18,7 @@ from gemmserve_service.http.protocol.response_writer import field_lines
 from gemmserve_service.http.routes import arrays, jobs
 from gemmserve_service.http.small.base_exchange import Exchange
 from gemmserve_service.runtime.tracing.spans import REQUEST
+from gemmserve_service.schemas import JobInfo
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -37,6 +38,8 @@ class RouteExchange(Exchange):
     """A request that a coroutine answers."""
 
     _response: Response
+    _plain: tuple[int, bytes, Body] | None = None
+    """The answer, where there is no response object."""
 
     @abstractmethod
     async def respond(self, body: bytes, owner: str) -> Response:
@@ -70,6 +73,8 @@ class RouteExchange(Exchange):
 
     def made(self) -> tuple[int, bytes, Body]:
         """Return the answer, or the problem."""
+        if self._plain is not None:
+            return self._plain
         response = self._response
         return response.status_code, field_lines(response.raw_headers), (bytes(response.body),)
 
@@ -94,6 +99,8 @@ class SubmissionExchange(RouteExchange):
 
     _accepted: tuple[Asked, LiveJob] | None = None
     """The job that was accepted so."""
+    _url = ""
+    """URL of that, or of one that was waited for."""
 
     def take(self, body: bytes) -> None:
         """Begin the answer."""
@@ -128,13 +135,14 @@ class SubmissionExchange(RouteExchange):
             self._path.core.jobs.when_over(live, wait_s, partial(self._over, live, wait_s))
             return
         else:
-            self._accepted = asked, live
+            self._accepted, self._url = (asked, live), f"/v1/jobs/{live.first.id}"
         self.answer()
 
     def _over(self, live: LiveJob, wait_s: float) -> None:
         """Called when a job that is waited for is over, or was waited for long enough."""
         try:
-            self._response = jobs.waited_for(live, self.head.preference, wait_s)
+            status, head, body = jobs.waited_for(live, self.head.preference, wait_s)
+            self._plain, self._url = (status, head, (body,)), f"/v1/jobs/{live.first.id}"
         except Exception as error:
             self._fail(error)
         self.answer()
@@ -148,7 +156,7 @@ class SubmissionExchange(RouteExchange):
 
     def observed(self) -> str | None:
         """Return the URL of the job that was made, if one was."""
-        return super().observed() if self._accepted is None else f"/v1/jobs/{self._accepted[1].first.id}"
+        return self._url or super().observed()
 
     async def respond(self, body: bytes, owner: str) -> Response:
         """Return the job, or jobs."""
@@ -156,7 +164,40 @@ class SubmissionExchange(RouteExchange):
 
 
 class JobStateExchange(RouteExchange):
-    """State of a job, which may be waited for."""
+    """State of a job, which may be waited for: of one in memory without a task, too."""
+
+    _taking = False
+    """Whether the request is being taken in: what follows it on the connection must not be read within that."""
+
+    def take(self, body: bytes) -> None:
+        """Begin the answer."""
+        core, job_id = self._path.core, self._varying.item
+        job = core.jobs.in_memory(job_id, self._scope["state"]["caller"].owner)
+        if job is None or self._path.tracing is not None:
+            super().take(body)
+            return
+        wait_s = min(self.head.timeout_s or 0.0, core.settings.max_wait_s)
+        self._taking = True
+        if wait_s > 0 and not isinstance(job, JobInfo):
+            core.jobs.when_over(job, wait_s, partial(self._told, job))
+        else:
+            self._told(job)
+        self._taking = False
+
+    def _told(self, job: LiveJob | JobInfo) -> None:
+        if self._taking:
+            self.protocol.loop.call_soon(self._seen, job)
+        else:
+            self._seen(job)
+
+    def _seen(self, job: LiveJob | JobInfo) -> None:
+        """Called when the job is over, or was waited for long enough."""
+        try:
+            status, head, body = jobs.seen(job, self._varying.item)
+            self._plain = status, head, (body,)
+        except Exception as error:
+            self._fail(error)
+        self.answer()
 
     async def respond(self, body: bytes, owner: str) -> Response:  # noqa: ARG002
         """Return the job."""

@@ -7,7 +7,9 @@ rolled back alone. A write that nobody is in a hurry for may wait a little for t
 Transactions are the writer thread's. The event loop commits one itself where that takes less than to wake the thread
 for it and to be woken by it, both of which compete for the interpreter: a few rows that go to the page cache, while the
 thread has nothing to do. Whatever waits for the disk is the thread's: each commit with `durability=power`, else what
-brings the log into the database, and the commit behind that. After one that took long all are, for a while.
+brings the log into the database, and the commit behind that. After one that took long all are, for a while. A write
+that waits for another, but whose rows are known, the event loop may execute ahead: then the transaction is open until
+that comes, and is committed with it, or undone and given to the thread.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import queue
 import re
 import sqlite3
@@ -76,8 +79,8 @@ def insert_rows(db: sqlite3.Connection, statement: str, rows: Sequence[Mapping[s
     During a call the interpreter is free for other threads; with one a row it had to be had back after each of them.
     """
     done = 0
-    while done < len(rows):
-        count = next(count for count in _ROWS_AT_ONCE if count <= len(rows) - done)
+    while (left := len(rows) - done) > 0:
+        count = 1 if left == 1 else next(count for count in _ROWS_AT_ONCE if count <= left)
         text, names = _for_rows(statement, count)
         db.execute(text, [row[name] for row in rows[done : done + count] for name in names])
         done += count
@@ -96,11 +99,13 @@ class Database:
 
     def __init__(self, path: Path, *, durability: str = "process") -> None:
         self.path = path
-        self._log = path.with_name(f"{path.name}-wal")
+        self._log = f"{path}-wal"
         self._synchronous = "NORMAL" if durability == "process" else "FULL"
         self._queue: queue.SimpleQueue[tuple[float, list[Write]] | None] = queue.SimpleQueue()
         self._held: list[Write] = []
         """Those that wait for others to share their transaction with."""
+        self._ahead: list[Outcome] = []
+        """Values of the first of them, where those are executed in a transaction that is open."""
         self._timer: asyncio.Handle | None = None
         self._due = math.inf
         """Time at which they are begun (the event loop's clock)."""
@@ -173,20 +178,44 @@ class Database:
         return await asyncio.shield(self.write_soon(fn))
 
     def write_soon(
-        self, fn: Callable[[sqlite3.Connection], T], *, within_s: float = 0.0, rows: float = math.inf
+        self,
+        fn: Callable[[sqlite3.Connection], T],
+        *,
+        within_s: float = 0.0,
+        rows: float = math.inf,
+        ahead: bool = False,
     ) -> asyncio.Future[T]:
         """Like `write`, for those who need not wait; writes are applied in the order of the calls.
 
         `within_s`: it is begun after so many seconds at the latest, sooner with any write after it. `rows`: how many it
-        writes, if it finds them by their keys and does nothing else; a text of 4 KiB counts as one. Raises
-        DatabaseError.
+        writes, if it finds them by their keys and does nothing else; a text of 4 KiB counts as one. `ahead`: the event
+        loop has time for it now, rather than then. Raises DatabaseError.
         """
         loop = self._open_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._held.append((fn, future))
         self._rows += rows
         self._begin_within(loop, within_s)
+        if ahead and self._rows <= _MAX_ROWS_HERE and self._may_commit():
+            self._execute_ahead()
         return future
+
+    def _execute_ahead(self) -> None:
+        """Execute what waits in a transaction that stays open; nothing has happened where anything is in the way."""
+        assert self._connection is not None
+        try:
+            if not self._ahead:
+                self._connection.execute("BEGIN IMMEDIATE")
+            for fn, told in self._held[len(self._ahead) :]:
+                self._ahead.append((told, _applied(fn, self._connection), None))
+        except Exception:  # whoever commits finds it too, and says what is wrong
+            self._undo_ahead()
+
+    def _undo_ahead(self) -> None:
+        assert self._connection is not None
+        self._ahead = []
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
 
     def write_then(
         self, fn: Callable[[sqlite3.Connection], Any], told: Told, *, within_s: float = 0.0, rows: float = math.inf
@@ -199,6 +228,10 @@ class Database:
         self._held.append((fn, told))
         self._rows += rows
         self._begin_within(loop, within_s)
+
+    def check_open(self) -> None:
+        """Raise DatabaseError where writes are not taken."""
+        self._open_loop()
 
     def _open_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None or self._thread is None:
@@ -242,7 +275,10 @@ class Database:
         if self._held:
             held, self._held = self._held, []
             rows, self._rows = self._rows, 0.0
-            if rows > _MAX_ROWS_HERE or not self._may_commit() or not self._committed(held):
+            here = rows <= _MAX_ROWS_HERE and self._may_commit()
+            if self._ahead and not here:
+                self._undo_ahead()
+            if not here or not self._committed(held):
                 self._give(rows, held)
 
     def _may_commit(self) -> bool:
@@ -261,7 +297,8 @@ class Database:
         assert self._loop is not None
         assert self._connection is not None
         began = time.monotonic()
-        outcomes = _commit_at_once(self._connection, held)
+        ahead, self._ahead = self._ahead, []
+        outcomes = _commit_at_once(self._connection, held, ahead)
         self._note(time.monotonic() - began, self._size_of_log())
         if outcomes is not None:
             _resolve(self._loop, outcomes)
@@ -282,7 +319,7 @@ class Database:
 
     def _size_of_log(self) -> int:
         try:
-            return self._log.stat().st_size
+            return os.stat(self._log).st_size  # noqa: PTH116 (several hundred times a second)
         except OSError:
             return 0
 
@@ -404,13 +441,14 @@ def _begin(connection: sqlite3.Connection) -> None:
             return
 
 
-def _commit_at_once(connection: sqlite3.Connection, batch: list[Write]) -> list[Outcome] | None:
-    """One transaction for the whole batch. None: nothing has happened, for something raised or somebody has locked the
-    file.
+def _commit_at_once(connection: sqlite3.Connection, batch: list[Write], ahead: list[Outcome]) -> list[Outcome] | None:
+    """One transaction for the whole batch; `ahead`: values of the first, which are executed in one that is open. None:
+    nothing has happened, for something raised or somebody has locked the file.
     """
     try:
-        connection.execute("BEGIN IMMEDIATE")
-        outcomes: list[Outcome] = [(told, _applied(fn, connection), None) for fn, told in batch]
+        if not ahead:
+            connection.execute("BEGIN IMMEDIATE")
+        outcomes = ahead + [(told, _applied(fn, connection), None) for fn, told in batch[len(ahead) :]]
         connection.execute("COMMIT")
     except Exception:  # the thread runs them again, and says what is wrong
         if connection.in_transaction:

@@ -48,6 +48,22 @@ def test_skinny_products_have_a_rate_of_their_own():
     assert 8 * 192 * 8192**2 / model_seconds(H200, *key, (1, 192, 8192, 8192)) <= MODELS[key].rate
 
 
+def test_skinny_products_take_whole_rounds_of_tiles():
+    """One tall tile more than multiprocessors takes as long as twice as many; a k in parts takes more launches."""
+    key = ("fused", "3xfp16", "complex64")
+    one, more, two = (model_seconds(H200, *key, (1, 64, tiles * 128, 8192)) for tiles in (132, 133, 264))
+    assert more == pytest.approx(two)
+    assert two > 1.9 * one
+    halves = model_seconds(H200, *key, (1, 64, 66 * 128, 8192))
+    assert 0.5 * one < halves < 0.6 * one
+
+
+def test_what_was_not_measured_is_doubted_unless_it_is_like_what_was():
+    model = MODELS["fused", "3xfp16", "complex64"]
+    assert model.doubt_of((1, 64, 8192, 8192)) == model.doubt_of((1, 8192, 16, 8192)) == 1
+    assert model.doubt_of((1, 8, 8192, 8192)) == model.doubt_of((1, 192, 8192, 8192)) == model.doubt > 1
+
+
 def test_half_the_multiprocessors_take_twice_as_long():
     half = dataclasses.replace(UNMEASURED, sm_count=66)
     shape = (1, 8192, 8192, 8192)

@@ -126,7 +126,9 @@ async def test_a_short_job_that_is_waited_for_is_one_commit(core, fake, gemm, a,
     statements.clear()
     submission = asyncio.create_task(core.jobs.submit(gemm(a, a), waits=True))
     await eventually(fake.running)
-    assert statements == []
+    assert sum(each.startswith("INSERT INTO jobs") for each in statements) == 1, "while the worker is at it"
+    assert "COMMIT" not in statements
+    assert rows(core, "jobs") == []
     fake.done()
     info, _ = await submission
     assert (await core.jobs.wait(info.id, 60)).state == JobState.SUCCEEDED
@@ -300,3 +302,48 @@ async def test_places_are_not_taken_twice(make_core, make_settings, fake, gemm, 
     await eventually(lambda: core.scheduler.queued == 5)
     go_on.set()
     assert all(created for _, created in await asyncio.gather(first, *others))
+
+
+async def test_a_worker_has_a_job_before_its_row_is_made(core, fake, gemm, a, monkeypatch, idle):
+    insert, running = core.jobs.queue.insert, []
+
+    def look(*args, **options):
+        running.append(len(fake.running()))
+        return insert(*args, **options)
+
+    monkeypatch.setattr(core.jobs.queue, "insert", look)
+    await core.jobs.submit(gemm(a, a))
+    assert running == [1]
+    fake.done()
+    await idle()
+
+
+async def test_an_end_that_comes_before_its_job_is_recorded_behind_it(core, fake, gemm, a, monkeypatch, idle):
+    submit = core.scheduler.submit
+
+    def answered(task, *, soon=False):
+        submit(task, soon=soon)
+        fake.done()
+
+    monkeypatch.setattr(core.scheduler, "submit", answered)
+    info, _ = await core.jobs.submit(gemm(a, a))
+    assert (await core.jobs.wait(info.id, 60)).state == JobState.SUCCEEDED
+    assert (await core.jobs.queue.get(info.id)).state == JobState.SUCCEEDED
+    await idle()
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_a_job_whose_row_cannot_be_made_leaves_nothing(core, fake, gemm, a, monkeypatch, idle, ends):
+    def refuse(*_, **__):
+        if ends:
+            fake.done()
+        raise DatabaseError("the database is not open")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(core.jobs.queue, "insert", refuse)
+        with pytest.raises(DatabaseError):
+            await core.jobs.submit(gemm(a, a), idempotency_key="k")
+    assert [task for _, task in fake.cancelled] == fake.running()
+    await idle()
+    assert not core.jobs._keys._arriving
+    assert rows(core, "jobs") == []

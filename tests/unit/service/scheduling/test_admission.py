@@ -103,7 +103,9 @@ def test_when_to_come_back_follows_the_measured_rate(bound, queue, monkeypatch):
         pass
     assert full.value.retry_after_s == 25
     drain(queue, 990)
-    assert doors.retry_after_s() == 1
+    assert doors.retry_after_s() == 0.25  # a tenth of ten, four a second
+    drain(queue, 10)
+    assert doors.retry_after_s() == 0.05
 
 
 def test_idle_times_are_no_drain_rate(bound, queue, monkeypatch):

@@ -143,13 +143,16 @@ def grid_of(params: StepParams, operands: Mapping[str, ArrayRef | Kind], rule: G
     """Return the grid of a product whose operands the front has named, if it has one. Raises KernelError."""
     if not isinstance(params, GemmParams | GemmReduceParams):
         return None
-    described = {name: Operand.contiguous(ref.shape, np.dtype(ref.dtype), ref.order) for name, ref in operands.items()}
-    keys = ((name, ArrayKey(x.shape, x.dtype, _byte_strides(x))) for name, x in described.items())
-    return cached(_grid, params, tuple(keys), rule)
+    # Of every product, however small: so the key is what the front has said, as it is.
+    kinds = tuple([(name, ref.dtype, ref.shape, ref.order) for name, ref in operands.items()])
+    return cached(_grid_of_kinds, params, kinds, rule)
 
 
-def _byte_strides(operand: Operand) -> tuple[int, ...]:
-    return tuple(stride * operand.dtype.itemsize for stride in operand.strides)
+def _grid_of_kinds(
+    params: GemmParams | GemmReduceParams, kinds: tuple[tuple[str, str, tuple[int, ...], str], ...], rule: GridRule
+) -> Grid | None:
+    described = {name: Operand.contiguous(shape, np.dtype(dtype), order) for name, dtype, shape, order in kinds}
+    return Grid.of(build(params, described), rule)
 
 
 def _part(operand: HostArray, index: Index, panel: PanelUse | None = None) -> HostArray:

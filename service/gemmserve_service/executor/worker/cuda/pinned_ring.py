@@ -9,7 +9,9 @@ link, the other is filled.
 What all threads share is the interpreter. One that gives it up for a call and wants it back waits for the others, and
 to be woken takes tens of microseconds on a virtual machine: with every call of a piece doing so eight threads moved
 35 GB/s up, and 20 GB/s each way. So a thread gives it up to copy, and where it has to wait; the driver's calls keep it
-(`driver.QuickCalls`): 46 GB/s, and 23.
+(`driver.QuickCalls`): 46 GB/s, and 23. That was on an H100's host. Twice as many threads, where both directions are
+under way, are too many for one interpreter: on an H200's host of 32 processors eight and eight moved 20 GB/s each way,
+six and six 24, while eight in one direction moved 47, and six 38.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ SLOT_BYTES: Final = 4 << 20
 _SLOTS: Final = 2
 _LOOK_S: Final = 0.05  # between two moments at which a copy can be interrupted
 _MAX_THREADS: Final = 8  # of about 10 GB/s each, more than a link takes
+_SHARE_OF_BOTH: Final = 0.75  # of its threads for a copy that begins while one in the other direction is under way
 
 
 class Link(Protocol):
@@ -136,6 +139,7 @@ class Staging:
         self.threads = threads or max(min((os.cpu_count() or 1) // 2, _MAX_THREADS), 1)
         self._up = _Lanes(link, "up", self.threads, slot_bytes)
         self._down = _Lanes(link, "down", self.threads, slot_bytes)
+        self._up.other, self._down.other = self._down, self._up
 
     def to_device(self, target: int, source: Bytes, stream: Any) -> None:
         """Copies to the device's address `target`, in `stream`'s order.
@@ -278,6 +282,13 @@ class _Lanes:
         self._pool = ThreadPoolExecutor(threads, f"gemmserve-{name}", link.enter)
         self._slots: list[list[_Slot]] = []
         self._lock = threading.Lock()
+        self.other: _Lanes | None = None
+        """The other direction's, where there is one."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a copy is under way."""
+        return self._lock.locked()
 
     def run(self, spans: Sequence[Span], move: Callable[[_Slot, int, int], None]) -> None:
         """`move(slot, start, count)` for every piece, by as many threads as there are pieces for.
@@ -286,7 +297,8 @@ class _Lanes:
         """
         with self._lock:
             pieces = len(spans)
-            threads = min(pieces, self._threads)
+            shared = self.other is not None and self.other.busy
+            threads = min(pieces, max(int(self._threads * _SHARE_OF_BOTH), 1) if shared else self._threads)
             while len(self._slots) < threads:
                 self._slots.append([_Slot(self._link, self._slot_bytes) for _ in range(_SLOTS)])
             taken = itertools.count()

@@ -265,6 +265,7 @@ class TestQueueFull:
         assert refused
         problem(refused[-1], 429, "queue-full")
         assert int(refused[-1].headers["retry-after"]) >= 1
+        assert refused[-1].json()["retry_after_s"] > 0
         spy.release()
 
 

@@ -12,6 +12,7 @@ import structlog
 from raw_connection import Raw, eventually, until
 
 from gemmserve import Client
+from gemmserve_service.errors import StoreFull
 from gemmserve_service.http.routes import jobs
 from gemmserve_service.http.small import exchange
 from gemmserve_service.http.small.route_exchange import RouteExchange, SubmissionExchange
@@ -543,6 +544,47 @@ def test_each_look_is_at_its_own(raw, job, looks):
         until(lambda: [line for line in tuple(lines) if line.get("path") == f"/v1/jobs/{ids[0]}"])
     assert {line["route"] for line in lines if line["event"] == "request"} == {"/v1/jobs/{job_id}"}
     assert [each.cycle is None for each in looks[3:]] == [False, *[True] * 6]
+
+
+def test_a_job_in_memory_is_looked_at_without_a_task(live, raw, job, looks):
+    live.executor.hold = True
+    post(raw, job)
+    job_id = json.loads(raw.answer()[2])["id"]
+    until(lambda: live.core.scheduler.running)
+    for wait in ("", "", "?wait=0.02", "?wait=0.02"):  # the second time past the parser
+        ask(raw, f"/v1/jobs/{job_id}{wait}")
+        assert json.loads(raw.answer()[2])["state"] == "running"
+    ask(raw, f"/v1/jobs/{job_id}?wait=60")
+    until(lambda: len(looks) == 6)
+    until(lambda: live.tasks == 0)  # those of the requests before
+    live.executor.release()
+    told = raw.answer()[2]
+    assert json.loads(told)["state"] == "succeeded"
+    for wait in ("", "?wait=60"):
+        ask(raw, f"/v1/jobs/{job_id}{wait}")
+        assert raw.answer()[2] == told
+
+
+def test_a_job_that_was_refused_is_not_found_by_who_waits_for_it(live, raw, job):
+    live.executor.hold = True
+    post(raw, job)
+    job_id = json.loads(raw.answer()[2])["id"]
+    ask(raw, f"/v1/jobs/{job_id}?wait=60")
+    until(lambda: live.core.jobs._live[job_id]._told)
+    live.call(lambda: live.core.jobs._refuse([live.core.jobs._live[job_id]], StoreFull("no room")))
+    assert raw.answer()[0] == 404
+    live.executor.release()
+
+
+def test_many_looks_at_once_are_answered_one_by_one(raw, job, looks):
+    post(raw, job, "Prefer: wait=60")
+    job_id = json.loads(raw.answer()[2])["id"]
+    for _ in range(2):
+        ask(raw, f"/v1/jobs/{job_id}")
+        assert raw.answer()[0] == 200
+    raw.socket.sendall(f"GET /v1/jobs/{job_id} HTTP/1.1\r\nHost: 127.0.0.1:{raw.port}\r\n\r\n".encode() * 600)
+    assert {json.loads(raw.answer()[2])["id"] for _ in range(600)} == {job_id}
+    assert len(looks) == 603
 
 
 def test_the_answers_to_looks_are_the_app_s(raw, job, looks):

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from block_jobs import SIDE, run, sent
 
 from gemmserve_kernels import KernelError, Operand
 from gemmserve_kernels.blocks.grid import Grid
@@ -16,7 +17,7 @@ from gemmserve_kernels.blocks.memory_plan import plan_memory
 from gemmserve_kernels.device.spec import KNOWN, DeviceSpec
 from gemmserve_service import products
 from gemmserve_service.errors import Draining, JobCancelled, JobFailed, JobTimeout, QueueFull, WorkerCrashed
-from gemmserve_service.executor.port import NodeLink, Worker
+from gemmserve_service.executor.port import Worker
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.scheduling.blocks import blocks as blocks_module
 from gemmserve_service.scheduling.blocks.blocks import Blocks, BlockTask, _tiles
@@ -24,60 +25,7 @@ from gemmserve_service.scheduling.estimates import Estimates
 from gemmserve_service.scheduling.tasks import Task
 from gemmserve_service.schemas import Elements, GemmParams, GemmReduceParams, Timings
 
-SIDE = 16
 LARGE, SMALL = DeviceSpec.cpu(), replace(DeviceSpec.cpu(), name="another processor")
-
-
-@pytest.fixture
-def make_large(store, put, listener):
-    """A product of n x n matrices, of (n / SIDE)^2 blocks."""
-
-    async def make(name, n=64, **fields):
-        square = np.ones((n, n), "c8")
-        operands = {}
-        for key in ("a", "b"):
-            upload = await put(store, square, scratch=True)
-            await upload.commit()
-            operands[key] = store.pin_upload(upload)
-        problem = products.build(GemmParams(), {key: Operand.of(square) for key in operands})
-        results = {"d": store.allocate(square.dtype, square.shape, "C", ttl_s=None, scratch=True)}
-        return Task(name, GemmParams(), problem, operands, results, listener, **fields)
-
-    return make
-
-
-@pytest.fixture
-def large(make_large):
-    async def make_and_submit(scheduler, name="large", n=64, **fields):
-        task = await make_large(name, n, **fields)
-        scheduler.submit(task)
-        return task
-
-    return make_and_submit
-
-
-@pytest.fixture
-async def blocky(make_scheduler):
-    async def make(fake, **fields):
-        return await make_scheduler(fake, **{"block_side": SIDE, **fields})
-
-    return make
-
-
-def sent(fake, worker=None):
-    """Numbers of the blocks that workers were sent, in order."""
-    works = [(to.id, work) for to, works in fake.sent for work in works]
-    return [work.block.index for to, work in works if work.block is not None and worker in {None, to}]
-
-
-def run(fake, most=10**6):
-    """Has workers answer in turns until none has anything; return how many answers that were."""
-    count = 0
-    while count < most and (busy := [worker.id for worker in fake.workers() if worker.tasks]):
-        for name in busy:
-            fake.done(name)
-            count += 1
-    return count
 
 
 def most_at_once(fake):
@@ -894,64 +842,3 @@ async def test_a_block_of_a_reduction_that_fails_ends_it(blocky, fake, reduction
     fake.fail("cpu")
     assert isinstance(listener.outcomes["large"], JobFailed)
     assert (store.scratch_bytes, scheduler.queued, scheduler.running) == (0, 0, 0)
-
-
-# -- workers of other hosts
-
-
-@pytest.fixture
-def with_a_node(make_fake, monkeypatch):
-    """A server with two workers of its own, and one that joined: `seconds` that a block takes on each of them."""
-    fake = make_fake("cpu", "cpu:1", "node/cuda:0")
-    fake.fleet["node/cuda:0"].link = NodeLink("node", "10.0.0.2", 1e9, 1 << 30)
-    seconds = {"cpu": 1.0, "cpu:1": 1.0, "node/cuda:0": 0.1}
-    monkeypatch.setattr(Estimates, "seconds", lambda _, task, worker: seconds[worker.id])
-    return fake, seconds
-
-
-async def test_a_large_product_goes_away_as_a_whole_where_that_is_so_much_faster(blocky, with_a_node, large):
-    fake, _ = with_a_node
-    scheduler = await blocky(fake)
-    task = await large(scheduler)
-    assert fake.running("node/cuda:0") == ["large"]
-    assert (fake.running("cpu"), fake.running("cpu:1"), scheduler.queued) == ([], [], 0)
-    fake.done("node/cuda:0")
-    assert task.over
-
-
-@pytest.mark.parametrize(
-    ("node_s", "link"), [(0.45, 1e9), (0.1, 1e2)], ids=["not 1.2 times as fast as both", "a slow link"]
-)
-async def test_it_stays_where_that_does_not_pay(blocky, with_a_node, large, node_s, link):
-    fake, seconds = with_a_node
-    seconds["node/cuda:0"] = node_s
-    fake.fleet["node/cuda:0"].link.bytes_s = link
-    scheduler = await blocky(fake)
-    task = await large(scheduler)
-    assert fake.running("node/cuda:0") == []
-    assert all(name.startswith("large/") for name in (*fake.running("cpu"), *fake.running("cpu:1")))
-    run(fake)
-    assert task.over
-
-
-async def test_nobody_waits_for_a_worker_of_another_host_that_is_busy(blocky, with_a_node, large):
-    fake, _ = with_a_node
-    scheduler = await blocky(fake)
-    first, second = await large(scheduler, "first"), await large(scheduler, "second")
-    assert fake.running("node/cuda:0") == ["first"]
-    assert {name.split("/")[0] for name in fake.running("cpu")} == {"second"}
-    run(fake)
-    assert first.over
-    assert second.over
-
-
-async def test_what_a_node_had_that_is_lost_is_cut_for_who_is_left(blocky, with_a_node, large):
-    fake, seconds = with_a_node
-    scheduler = await blocky(fake)
-    task = await large(scheduler)
-    seconds["node/cuda:0"] = 100.0
-    fake.lose("node/cuda:0")
-    assert task.blocks is not None
-    run(fake)
-    assert task.over
-    assert sorted(index for index in sent(fake)) == list(range(16))

@@ -348,3 +348,75 @@ async def test_a_file_that_stays_locked_is_an_error(database, threads, monkeypat
             await threads.write()
         other.execute("COMMIT")
     assert await threads.write()
+
+
+@pytest.fixture
+def statements(database):
+    """What the connection that writes executes from now on, and what others see of `t`."""
+
+    class Statements(list):
+        def count_seen(self):
+            with contextlib.closing(sqlite3.connect(database.path)) as other:
+                return other.execute(COUNT).fetchone()[0]
+
+    return Statements()
+
+
+def ahead(database, key):
+    """A write of one row that is executed ahead, and waits for others for an hour."""
+    return database.write_soon(lambda db: db.execute(INSERT, (key,)).rowcount, within_s=3600, rows=1, ahead=True)
+
+
+async def test_what_is_executed_ahead_is_committed_with_what_comes_behind_it(database, threads, statements):
+    await threads.write()
+    await database.write(lambda db: db.set_trace_callback(statements.append))
+    statements.clear()
+    before, first, second = statements.count_seen(), ahead(database, "one"), ahead(database, "two")
+    assert [each.partition(" ")[0] for each in statements] == ["BEGIN", "INSERT", "INSERT"]
+    assert (statements.count_seen(), first.done(), second.done()) == (before, False, False)
+    assert await threads.write()
+    assert [each.partition(" ")[0] for each in statements[3:]] == ["INSERT", "COMMIT"]
+    assert (statements.count_seen(), await first, await second) == (before + 3, 1, 1)
+
+
+async def test_what_is_executed_ahead_is_undone_where_the_thread_has_to_commit(database, threads, statements):
+    await threads.write()
+    before, first = statements.count_seen(), ahead(database, "one")
+    assert not await threads.write(1000)
+    assert (statements.count_seen(), await first) == (before + 2, 1)
+
+
+async def test_what_is_executed_ahead_stays_where_what_comes_behind_it_fails(database, threads, statements):
+    await threads.write()
+    before, first = statements.count_seen(), ahead(database, "one")
+    with pytest.raises(sqlite3.IntegrityError):
+        await database.write_soon(lambda db: db.execute(INSERT, ("one",)), rows=1)
+    assert (statements.count_seen(), await first) == (before + 1, 1)
+
+
+async def test_what_cannot_be_executed_ahead_leaves_the_others(database, threads, statements):
+    await threads.write()
+    before, first = statements.count_seen(), ahead(database, "one")
+    second = ahead(database, "one")
+    database.begin()
+    with pytest.raises(sqlite3.IntegrityError):
+        await second
+    assert (statements.count_seen(), await first) == (before + 1, 1)
+    assert await threads.write()
+
+
+async def test_nothing_is_executed_ahead_of_a_lock(database, threads, statements):
+    await threads.write()
+    with contextlib.closing(sqlite3.connect(database.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        before, first = statements.count_seen(), ahead(database, "one")
+        other.execute("COMMIT")
+    assert await threads.write()
+    assert (statements.count_seen(), await first) == (before + 2, 1)
+
+
+async def test_stop_commits_what_was_executed_ahead(database, threads, statements):
+    await threads.write()
+    before, first = statements.count_seen(), ahead(database, "one")
+    await database.stop()
+    assert (statements.count_seen(), await first) == (before + 1, 1)

@@ -243,6 +243,38 @@ def test_both_directions_at_once(ring):
     assert (link.memory[1 << 15 :] == 4).all()
 
 
+def test_a_copy_beside_one_in_the_other_direction_has_fewer_threads(ring, monkeypatch):
+    link = LateLink(1 << 12)
+    staging = ring(link, threads=4, slot_bytes=64)
+    under_way, go_on = threading.Event(), threading.Event()
+    download = link.download
+
+    def held(*arguments):
+        under_way.set()
+        assert go_on.wait(60)
+        download(*arguments)
+
+    def fetch():
+        link.enter()
+        staging.to_host(out, 0, LateStream())
+
+    monkeypatch.setattr(link, "download", held)
+    out = np.zeros(64, np.uint8)
+    other = threading.Thread(target=fetch)
+    other.start()
+    assert under_way.wait(60)
+    before = link.allocated
+    stream = LateStream()
+    staging.to_device(0, np.full(1 << 12, 7, np.uint8), stream)
+    assert link.allocated - before == 3 * 2 * 64
+    go_on.set()
+    other.join(60)
+    stream.finish()
+    assert (link.memory == 7).all()
+    staging.to_device(0, np.zeros(1 << 12, np.uint8), LateStream())
+    assert link.allocated - before == 4 * 2 * 64
+
+
 def test_memory_of_an_array_in_one_piece():
     array = np.arange(24, dtype=np.complex64).reshape(2, 3, 4)
     assert np.shares_memory(flat(array), array)

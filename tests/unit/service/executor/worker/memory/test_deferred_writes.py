@@ -8,6 +8,7 @@ import itertools
 import random
 import socket
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -656,3 +657,31 @@ def test_how_often_copies_were_used_is_told_now_and_then_and_what_came_at_once(f
     (kept,) = front.hear("kept", skip=())
     assert (kept.came, kept.went) == ([], [])
     assert kept.hits > came.hits
+
+
+def test_an_answer_that_is_ready_at_once_does_not_wait_for_the_account_of_copies(front, place, product, monkeypatch):
+    monkeypatch.setattr(loop, "_ACCOUNT_S", 3600.0)
+    ref, _ = place(A, "a")
+    out, _ = place(np.zeros((3, 3)), None)
+    message, _, _ = product(ref, defer=False)
+    front.hear("kept")
+    front.send(dataclasses.replace(message, results={"d": out}, express=True))
+    front.hear("done", skip=())
+    (came,) = front.hear("kept", skip=())  # though nobody sends anything
+    assert came.came == ["a"]
+
+
+def test_the_account_goes_with_an_answer_where_the_worker_is_never_still(front, place, product, monkeypatch):
+    monkeypatch.setattr(loop, "_QUIET_MS", 3_600_000)
+    monkeypatch.setattr(loop, "_ACCOUNT_S", 0.05)
+    ref, _ = place(A, "a")
+    out, _ = place(np.zeros((3, 3)), None)
+    message, _, _ = product(ref, defer=False)
+    front.hear("kept")
+    came, until = [], time.monotonic() + WAIT_S
+    while not came and time.monotonic() < until:
+        front.send(dataclasses.replace(message, results={"d": out}, express=True))
+        while (heard := front.next()).kind == "kept":
+            came += heard.came
+        assert heard.kind == "done"
+    assert came == ["a"]
