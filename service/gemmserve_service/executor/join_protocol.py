@@ -226,6 +226,11 @@ class JoinDecoder:
                 if len(self._buffer) == self._needs(self._buffer):
                     frames += self._complete(memoryview(self._buffer))
                     self._buffer = bytearray()
+            elif len(view) >= _LENGTH and _LENGTH <= (end := _LENGTH + int.from_bytes(view[:_LENGTH], "big")) <= min(
+                len(view), _LENGTH + self.limit
+            ):  # one of JSON, whole, as most are
+                frames.append(Frame(bytes(view[_LENGTH:end])))
+                view = view[end:]
             elif len(view) < (needed := self._needs(view)):
                 self._buffer += view
                 break

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from gemmserve_service.errors import JobCancelled, describe
 from gemmserve_service.executor.agent.exchanges import PIECE, ExchangeError
 from gemmserve_service.executor.agent.rows import node_row, on_node, result_bytes, uses_of
+from gemmserve_service.executor.agent.texts import Sent, frame_with
 from gemmserve_service.executor.join_protocol import (
     INLINE_BYTES,
     RESULT_BYTES,
@@ -35,6 +36,7 @@ from gemmserve_service.executor.protocol import (
     Write,
     Written,
     encode,
+    frame_of,
 )
 
 if TYPE_CHECKING:
@@ -78,6 +80,8 @@ class _Task:
     group: int
     """Number of the message that it came in."""
     uses: list[Use | None]
+    tail: bytes | None
+    """Its text after the extents, where that can go to the worker as it came."""
     extents: dict[int, Extent] = field(default_factory=dict)
     """Node's extents by the number of the row."""
     own: dict[int, Extent] = field(default_factory=dict)
@@ -94,6 +98,8 @@ class _Task:
     answer: Done | Failed | None = None
     told: bool = False
     """Whether its answer may go to the front."""
+    results: list[bytes | memoryview] | None = None
+    """Frames with its results, in pieces, where these may go by the link itself: made while the worker computes them."""
     frames: list[bytes | memoryview] = field(default_factory=list)
     """Frames for the front, in pieces: small results, and the answer."""
     refused: int = 0
@@ -166,11 +172,7 @@ class Relay:
     def front_said(self, message: RunBatch | Cancel | Forget | Write | Drop) -> None:
         """Take a message of the front's. Raises ProtocolError for a task that makes no sense."""
         if isinstance(message, RunBatch):
-            self._groups += 1
-            for work in message.tasks:
-                self._begin(work)
-            self._pump()
-            self._bytes.clear()
+            self.tasks_came([Sent(work, uses_of(work)) for work in message.tasks])
         elif isinstance(message, Cancel):
             self._cancel(message)
         elif isinstance(message, Forget):
@@ -182,9 +184,17 @@ class Relay:
         elif isinstance(message, Drop):
             self._drop(message)
 
-    def _begin(self, work: Work) -> None:
-        uses = uses_of(work)
-        task = _Task(work, self._groups, uses)
+    def tasks_came(self, tasks: list[Sent]) -> None:
+        """Take the tasks of one message."""
+        self._groups += 1
+        for sent in tasks:
+            self._begin(sent)
+        self._pump()
+        self._bytes.clear()
+
+    def _begin(self, sent: Sent) -> None:
+        work, uses = sent.work, sent.uses
+        task = _Task(work, self._groups, uses, sent.tail)
         task.bare = [use.array for use in uses if use is not None and use.placeless and use.reads and use.array]
         if task.bare:
             self._memory.reads(task.bare)
@@ -324,24 +334,31 @@ class Relay:
         return pieces
 
     def _pass(self, tasks: list[_Task]) -> None:
-        works = []
         for task in tasks:
             task.passed = True
-            works.append(on_node(task.work, task.uses, task.extents))
-        self._worker.send(RunBatch(tasks=works))
+        works = [on_node(task.work, task.uses, task.extents) for task in tasks]
+        tail = tasks[0].tail
+        if len(works) == 1 and tail is not None and works[0].parts is tasks[0].work.parts:
+            self._worker.send(frame_with(tail, works[0].task, works[0].extents))
+        else:
+            self._worker.send(RunBatch(tasks=works))
+        for task in tasks:
+            runs = self._runs(task)
+            if _bytes_of(runs) <= self._inline_bytes:
+                task.results = _frames(task.work.task, task.work.attempt, runs)
 
     # -- from the worker --------------------------------------------------------------------------------------------
 
     def worker_said(self, message: Beat | Compiling | Done | Failed | Written | Kept, body: bytes) -> None:
         """Take a message of the worker's, of which `body` is the JSON."""
         if isinstance(message, Done | Failed):
-            self._answered(message, _frame(body))
+            self._answered(message, frame_of(body))
         elif isinstance(message, Written):
             self._written(message)
         elif isinstance(message, Beat):
             self._front.send(self._with_progress(message))
         else:
-            self._front.send(_frame(body))
+            self._front.send(frame_of(body))
 
     def _answered(self, answer: Done | Failed, frame: bytes) -> None:
         task = self._tasks.get(answer.task)
@@ -353,20 +370,17 @@ class Relay:
         if isinstance(answer, Done):
             if not answer.written:
                 self._deferred[answer.task] = _Deferred(answer.task, task.work.attempt, result_bytes(task.work))
-            runs = self._runs(task)
-            if not self._goes_inline(runs):
-                self._upload(task, runs, frame)
+            if task.results is None or not self._goes_inline(sum(map(len, task.results))):
+                self._upload(task, self._runs(task), frame)
                 return
-            task.frames = _frames(task.work.task, task.work.attempt, runs)
-            del runs
+            task.frames, task.results = task.results, None
         task.frames.append(frame)
         self._end(task)
 
-    def _goes_inline(self, runs: list[Run]) -> bool:
-        """Whether results go by the link itself: small ones always, larger ones unless it has not taken what it was
-        given before, which would wait in this process's memory, and keep others waiting.
+    def _goes_inline(self, nbytes: int) -> bool:
+        """Whether results of so many bytes go by the link itself: small ones always, larger ones unless it has not
+        taken what it was given before, which would wait in this process's memory, and keep others waiting.
         """
-        nbytes = sum(len(body) for _, _, body in runs)
         return nbytes <= self._inline_bytes and (nbytes <= INLINE_BYTES or not self._front.waiting_bytes)
 
     def _end(self, task: _Task) -> None:
@@ -406,6 +420,7 @@ class Relay:
             self._fetches.drop(task.transfer)
             self._uploads.drop(task.transfer)
             task.transfer = None
+        task.results = None
         for copy in task.copies:
             if copy.users == 1 and (transfer := self._arriving.pop(copy, None)) is not None:
                 self._fetches.drop(transfer)
@@ -507,7 +522,7 @@ class Relay:
             self._settle(entry, keep=error is None)
             self._front.send(Written(tasks=[entry.task]))
 
-        if self._goes_inline(runs):
+        if self._goes_inline(_bytes_of(runs)):
             self._front.send(*_frames(entry.task, entry.attempt, runs))
             del runs
             done(None)
@@ -584,9 +599,8 @@ def _worth_keeping(use: Use) -> bool:
     return use.array is not None and not use.reads and use.writes == [(0, use.end)] and use.end > INLINE_BYTES
 
 
-def _frame(body: bytes) -> bytes:
-    """Return the frame of a message that is JSON already."""
-    return len(body).to_bytes(4, "big") + body
+def _bytes_of(runs: Iterable[Run]) -> int:
+    return sum(len(body) for _, _, body in runs)
 
 
 def _frames(task: str, attempt: int, runs: Iterable[Run]) -> list[bytes | memoryview]:

@@ -54,13 +54,16 @@ class Use:
         self.nbytes = self.end - self.first
 
 
-def uses_of(work: Work) -> list[Use | None]:
-    """Return the use of each row of a task; None of one that is not used. Raises ProtocolError for a task whose parts
-    do not fit together.
+Layout = dict[int, tuple[list[Range], list[Range]]]
+"""What a task reads and writes of the rows that it uses, by their number; ranges ascending, and apart."""
+
+
+def layout_of(work: Work) -> Layout:
+    """Return what a task does with its rows, which its parts say alone. Raises ProtocolError for a task whose parts do
+    not fit together.
     """
     reads: dict[int, list[Range]] = {}
     writes: dict[int, list[Range]] = {}
-    rows = work.extents
     try:
         for part in work.parts:
             operands, results = _sizes(part.form)
@@ -74,14 +77,26 @@ def uses_of(work: Work) -> list[Use | None]:
                                 found[number] = [(offset, offset + nbytes)]
     except (KeyError, ValueError) as error:
         raise ProtocolError(f"task {work.task} makes no sense: {error}") from error
-    if max((*reads, *writes), default=-1) >= len(rows):
+    return {
+        number: (merged(reads.get(number, [])), merged(writes.get(number, []))) for number in {**reads, **writes}
+    }
+
+
+def uses_in(layout: Layout, work: Work) -> list[Use | None]:
+    """Return the use of each row of a task of that layout; None of one that is not used. Raises ProtocolError for a
+    task that lacks some of them.
+    """
+    rows = work.extents
+    if max(layout, default=-1) >= len(rows):
         raise ProtocolError(f"task {work.task} has a place in a row that it lacks")
-    return [
-        Use(row, merged(reads.get(number, [])), merged(writes.get(number, [])))
-        if number in reads or number in writes
-        else None
-        for number, row in enumerate(rows)
-    ]
+    return [Use(row, *layout[number]) if number in layout else None for number, row in enumerate(rows)]
+
+
+def uses_of(work: Work) -> list[Use | None]:
+    """Return the use of each row of a task; None of one that is not used. Raises ProtocolError for a task whose parts
+    do not fit together.
+    """
+    return uses_in(layout_of(work), work)
 
 
 def on_node(work: Work, uses: list[Use | None], extents: Mapping[int, Extent]) -> Work:

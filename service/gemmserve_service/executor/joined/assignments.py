@@ -96,6 +96,11 @@ class Assignment:
         self.unwanted = False
         """Whether nobody wants its results any more, whatever they are."""
 
+    def look_ahead(self) -> None:
+        """Work out where its results go, which is asked when they come: nobody waits now."""
+        if self._writes is None:
+            self._writes = _by_file(self.work.extents, self._places("results"))
+
     def reads(self, extent: str, start: int, end: int) -> File | None:
         """Return the file of an operand's bytes; None: they are none of it."""
         if self.deferred:

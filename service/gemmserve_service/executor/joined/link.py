@@ -231,9 +231,11 @@ class Link:
     def send(self, message: ToOne) -> None:
         """Send a message of the scheduler's, and what is needed to carry it out here."""
         pieces: list[bytes | memoryview] = []
+        added: list[Assignment] = []
         if isinstance(message, RunBatch):
             for work in message.tasks:
-                pieces += self._inline(self.assignments.add(work))
+                added.append(assignment := self.assignments.add(work))
+                pieces += self._inline(assignment)
                 self._arrays.update([row[4] for row in work.extents if row[4] is not None])
         elif isinstance(message, Write):
             self.assignments.placed(message)
@@ -242,6 +244,8 @@ class Link:
         elif isinstance(message, Cancel):
             self.assignments.unwanted([message.task])
         self._write(*pieces, encode(message))  # together: the node is woken once
+        for assignment in added:
+            assignment.look_ahead()
 
     def forget(self, message: Forget) -> None:
         """Send that extents or arrays are gone."""
