@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from gemmserve_service.errors import JobCancelled, describe
 from gemmserve_service.executor.agent.exchanges import PIECE, ExchangeError
-from gemmserve_service.executor.agent.rows import node_row, on_node, result_bytes, uses_of
+from gemmserve_service.executor.agent.rows import node_row, node_rows, on_node, result_bytes, uses_of
 from gemmserve_service.executor.agent.texts import Sent, frame_with
 from gemmserve_service.executor.join_protocol import (
     INLINE_BYTES,
@@ -336,12 +336,11 @@ class Relay:
     def _pass(self, tasks: list[_Task]) -> None:
         for task in tasks:
             task.passed = True
-        works = [on_node(task.work, task.uses, task.extents) for task in tasks]
-        tail = tasks[0].tail
-        if len(works) == 1 and tail is not None and works[0].parts is tasks[0].work.parts:
-            self._worker.send(frame_with(tail, works[0].task, works[0].extents))
+        first = tasks[0]
+        if len(tasks) == 1 and first.tail is not None:
+            self._worker.send(frame_with(first.tail, first.work.task, node_rows(first.work, first.extents)))
         else:
-            self._worker.send(RunBatch(tasks=works))
+            self._worker.send(RunBatch(tasks=[on_node(task.work, task.uses, task.extents) for task in tasks]))
         for task in tasks:
             runs = self._runs(task)
             if _bytes_of(runs) <= self._inline_bytes:
