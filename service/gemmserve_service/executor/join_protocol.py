@@ -26,6 +26,7 @@ closes the connection.
 
 from __future__ import annotations
 
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Annotated, Final, Literal, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote
 
@@ -185,9 +186,24 @@ def binary_frame(head: Bytes | ResultBytes, raw: bytes | memoryview) -> tuple[by
     """Return the binary frame of a head and its bytes, in two pieces: what goes before the bytes, and these. Raises
     ProtocolError if there are too many.
     """
-    if len(raw) > (INLINE_BYTES if isinstance(head, Bytes) else RESULT_BYTES):
+    return _binary(head.model_dump_json(), raw, INLINE_BYTES if isinstance(head, Bytes) else RESULT_BYTES)
+
+
+def result_frame(
+    task: str, attempt: int, extent: str, offset: int, raw: memoryview
+) -> tuple[bytes, bytes | memoryview]:
+    """Return the binary frame of these `ResultBytes`, as `binary_frame` does: an agent makes one for every result, in a
+    quarter of the time that a model takes in a process that was asleep.
+    """
+    whose, place = f'"task":{quoted(task)},"attempt":{attempt}', f'"extent":{quoted(extent)},"offset":{offset}'
+    head = f'{{"kind":"result_bytes",{whose},{place}}}'
+    return _binary(head, raw, RESULT_BYTES)
+
+
+def _binary(head: str, raw: bytes | memoryview, most: int) -> tuple[bytes, bytes | memoryview]:
+    if len(raw) > most:
         raise ProtocolError(f"{len(raw)} bytes in one frame")
-    header = head.model_dump_json().encode()
+    header = head.encode()
     length = _LENGTH + len(header) + len(raw)
     return b"".join(((length | _BINARY).to_bytes(_LENGTH, "big"), len(header).to_bytes(_LENGTH, "big"), header)), raw
 

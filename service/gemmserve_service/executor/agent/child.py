@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from pydantic import ValidationError
 
 from gemmserve_service.executor.agent.own_folder import OwnFolder
+from gemmserve_service.executor.agent.texts import finished_in
 from gemmserve_service.executor.prompt_writes import PromptWriter
 from gemmserve_service.executor.protocol import TO_FRONT, Beat, Decoder, Hello, ProtocolError, encode
 from gemmserve_service.runtime.handoff import WorkerHandoff
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
+    from gemmserve_service.executor.agent.texts import Finished
     from gemmserve_service.executor.protocol import Compiling, Done, Failed, Kept, Written
     from gemmserve_service.settings import Settings
 
-    FromWorker = Beat | Compiling | Done | Failed | Written | Kept
+    FromWorker = Finished | Beat | Compiling | Done | Failed | Written | Kept
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +82,7 @@ class Control(asyncio.Protocol):
         self.heard = time.monotonic()
         try:
             for body in self._decoder.feed(data):
-                message = TO_FRONT.validate_json(body)
+                message = finished_in(body) or TO_FRONT.validate_json(body)
                 if isinstance(message, Hello):
                     self.hello = message
                     self._child.greeted(self)

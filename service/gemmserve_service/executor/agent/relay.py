@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Final
 from gemmserve_service.errors import JobCancelled, describe
 from gemmserve_service.executor.agent.exchanges import PIECE, ExchangeError
 from gemmserve_service.executor.agent.rows import node_row, node_rows, on_node, result_bytes, uses_of
-from gemmserve_service.executor.agent.texts import Sent, frame_with
+from gemmserve_service.executor.agent.texts import Finished, Sent, frame_with
 from gemmserve_service.executor.join_protocol import (
     INLINE_BYTES,
     RESULT_BYTES,
     ReadExtent,
-    ResultBytes,
     WriteResult,
-    binary_frame,
+    result_frame,
 )
 from gemmserve_service.executor.protocol import (
     Beat,
@@ -45,10 +44,11 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
+    from gemmserve_service.executor.agent.child import FromWorker
     from gemmserve_service.executor.agent.exchanges import Exchanges, Transfer
     from gemmserve_service.executor.agent.node_memory import Copy, NodeMemory
     from gemmserve_service.executor.agent.rows import Use
-    from gemmserve_service.executor.protocol import Compiling, ExtentRow, Kept, Work
+    from gemmserve_service.executor.protocol import ExtentRow, Work
     from gemmserve_service.store.extents.extents import Extent
 
     class Sender(Protocol):
@@ -95,11 +95,14 @@ class _Task:
     """Whether it has its memory."""
     passed: bool = False
     """Whether the worker has it."""
-    answer: Done | Failed | None = None
+    answered: bool = False
+    """Whether the worker has answered it, or it was answered in the worker's stead."""
+    made: bool = False
+    """Whether its results are made."""
     told: bool = False
     """Whether its answer may go to the front."""
     results: list[bytes | memoryview] | None = None
-    """Frames with its results, in pieces, where these may go by the link itself: made while the worker computes them."""
+    """Frames with its results, in pieces, where the link may take these itself: made while the worker computes."""
     frames: list[bytes | memoryview] = field(default_factory=list)
     """Frames for the front, in pieces: small results, and the answer."""
     refused: int = 0
@@ -205,7 +208,7 @@ class Relay:
         task = self._tasks.get(message.task)
         if task is None:
             return
-        if task.passed and task.answer is None:
+        if task.passed and not task.answered:
             self._worker.send(message)
             return
         if not task.passed:
@@ -348,10 +351,14 @@ class Relay:
 
     # -- from the worker --------------------------------------------------------------------------------------------
 
-    def worker_said(self, message: Beat | Compiling | Done | Failed | Written | Kept, body: bytes) -> None:
+    def worker_said(self, message: FromWorker, body: bytes) -> None:
         """Take a message of the worker's, of which `body` is the JSON."""
-        if isinstance(message, Done | Failed):
-            self._answered(message, frame_of(body))
+        if isinstance(message, Finished):
+            self._answered(message.task, frame_of(body), made=True, written=True)
+        elif isinstance(message, Done):
+            self._answered(message.task, frame_of(body), made=True, written=message.written)
+        elif isinstance(message, Failed):
+            self._answered(message.task, frame_of(body), made=False, written=True)
         elif isinstance(message, Written):
             self._written(message)
         elif isinstance(message, Beat):
@@ -359,16 +366,16 @@ class Relay:
         else:
             self._front.send(frame_of(body))
 
-    def _answered(self, answer: Done | Failed, frame: bytes) -> None:
-        task = self._tasks.get(answer.task)
-        if task is None or not task.passed or task.answer is not None:
-            log.warning("the worker answered task %s, which it does not have", answer.task)
+    def _answered(self, name: str, frame: bytes, *, made: bool, written: bool) -> None:
+        task = self._tasks.get(name)
+        if task is None or not task.passed or task.answered:
+            log.warning("the worker answered task %s, which it does not have", name)
             return
-        task.answer = answer
+        task.answered, task.made = True, made
         self._answers[not task.work.express].append(task)
-        if isinstance(answer, Done):
-            if not answer.written:
-                self._deferred[answer.task] = _Deferred(answer.task, task.work.attempt, result_bytes(task.work))
+        if made:
+            if not written:
+                self._deferred[name] = _Deferred(name, task.work.attempt, result_bytes(task.work))
             if task.results is None or not self._goes_inline(sum(map(len, task.results))):
                 self._upload(task, self._runs(task), frame)
                 return
@@ -400,10 +407,11 @@ class Relay:
     def _refuse(self, task: _Task) -> None:
         """Answer a task that nobody wants, in the worker's stead."""
         found = describe(JobCancelled("the job was cancelled"))
-        task.answer = Failed(
+        answer = Failed(
             task=task.work.task, slug=found.slug, status=found.status, title=found.title, detail=found.detail
         )
-        task.frames = [encode(task.answer)]
+        task.answered, task.made = True, False
+        task.frames = [encode(answer)]
         self._end(task)
 
     def _release(self, task: _Task) -> None:
@@ -424,10 +432,9 @@ class Relay:
             if copy.users == 1 and (transfer := self._arriving.pop(copy, None)) is not None:
                 self._fetches.drop(transfer)
             self._memory.release(copy)
-        made = isinstance(task.answer, Done)
         for number, extent in task.own.items():
             use = task.uses[number]
-            if made and use is not None and use.array is not None and _worth_keeping(use):
+            if task.made and use is not None and use.array is not None and _worth_keeping(use):
                 self._memory.keep(use.array, extent, use.end)
             else:
                 self._memory.give(extent)
@@ -563,7 +570,7 @@ class Relay:
         """The link is over, nothing moves any more, and the worker has let go of all: give back all memory."""
         self._ended = True
         for task in list(self._tasks.values()):
-            task.answer = None
+            task.made = False
             self._release(task)
         for entry in list(self._deferred.values()):
             self._settle(entry, keep=False)
@@ -605,5 +612,5 @@ def _bytes_of(runs: Iterable[Run]) -> int:
 def _frames(task: str, attempt: int, runs: Iterable[Run]) -> list[bytes | memoryview]:
     frames: list[bytes | memoryview] = []
     for extent, offset, body in runs:
-        frames += binary_frame(ResultBytes(task=task, attempt=attempt, extent=extent, offset=offset), body)
+        frames += result_frame(task, attempt, extent, offset, body)
     return frames

@@ -78,9 +78,7 @@ def layout_of(work: Work) -> Layout:
                                 found[number] = [(offset, offset + nbytes)]
     except (KeyError, ValueError) as error:
         raise ProtocolError(f"task {work.task} makes no sense: {error}") from error
-    return {
-        number: (merged(reads.get(number, [])), merged(writes.get(number, []))) for number in {**reads, **writes}
-    }
+    return {number: (merged(reads.get(number, [])), merged(writes.get(number, []))) for number in {**reads, **writes}}
 
 
 def uses_in(layout: Layout, work: Work) -> list[Use | None]:
@@ -109,9 +107,7 @@ def on_node(work: Work, uses: list[Use | None], extents: Mapping[int, Extent]) -
 
 def node_rows(work: Work, extents: Mapping[int, Extent]) -> list[ExtentRow]:
     """Return the rows of a task on a node's extents; those without one as they were."""
-    return [
-        node_row(extents[number], row[4]) if number in extents else row for number, row in enumerate(work.extents)
-    ]
+    return [node_row(extents[number], row[4]) if number in extents else row for number, row in enumerate(work.extents)]
 
 
 def node_row(extent: Extent, array: str | None) -> ExtentRow:

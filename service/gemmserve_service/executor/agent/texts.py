@@ -26,8 +26,17 @@ _TAIL: Final = b',"parts":'
 """What a tail begins with. Its quotes stand in no string, where they would have backslashes."""
 _END: Final = "}]}"
 """What closes a head: a text that is JSON with it is JSON with any tail that another head had."""
+_DONE: Final = b'{"kind":"done","task":"'
+_WRITTEN: Final = b',"written":true}'
 # Whole models of pydantic take three times as long, in a process that was asleep.
 _READ: Final = json.JSONDecoder().raw_decode
+
+
+@dataclass(slots=True)
+class Finished:
+    """What is read of a `Done` whose results are written: the front reads the rest."""
+
+    task: str
 
 
 @dataclass(slots=True)
@@ -74,6 +83,16 @@ class Texts:
             self._known[body[at:]] = work, layout
             if len(self._known) > _MAX_KNOWN:
                 self._known.popitem(last=False)
+
+
+def finished_in(body: bytes) -> Finished | None:
+    """Return what a worker's message says, if it is a `Done`, as `encode` writes it, whose results are written; None for
+    any other.
+    """
+    if not (body.startswith(_DONE) and body.endswith(_WRITTEN)):
+        return None
+    task = body[len(_DONE) : body.index(b'"', len(_DONE))]
+    return None if b"\\" in task else Finished(task.decode())
 
 
 def frame_with(tail: bytes, task: str, extents: list[ExtentRow]) -> bytes:

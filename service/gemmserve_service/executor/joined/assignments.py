@@ -117,9 +117,12 @@ class Assignment:
 
     def came(self, extent: str, start: int, end: int) -> None:
         """Note bytes of a result that are in their place now."""
-        found = self.writes(extent, start, end)
-        assert found is not None
-        self._came.setdefault(extent, _Ranges(found)).add(start, end)
+        came = self._came.get(extent)
+        if came is None:
+            file = self.writes(extent, start, end)
+            assert file is not None
+            came = self._came[extent] = _Ranges(file)
+        came.add(start, end)
 
     @property
     def complete(self) -> bool:
