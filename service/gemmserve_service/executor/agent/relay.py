@@ -103,6 +103,8 @@ class _Task:
     """Whether its answer may go to the front."""
     results: list[bytes | memoryview] | None = None
     """Frames with its results, in pieces, where the link may take these itself: made while the worker computes."""
+    nbytes: int = 0
+    """Bytes of these results."""
     frames: list[bytes | memoryview] = field(default_factory=list)
     """Frames for the front, in pieces: small results, and the answer."""
     refused: int = 0
@@ -346,7 +348,8 @@ class Relay:
             self._worker.send(RunBatch(tasks=[on_node(task.work, task.uses, task.extents) for task in tasks]))
         for task in tasks:
             runs = self._runs(task)
-            if _bytes_of(runs) <= self._inline_bytes:
+            task.nbytes = _bytes_of(runs)
+            if task.nbytes <= self._inline_bytes:
                 task.results = _frames(task.work.task, task.work.attempt, runs)
 
     # -- from the worker --------------------------------------------------------------------------------------------
@@ -376,7 +379,7 @@ class Relay:
         if made:
             if not written:
                 self._deferred[name] = _Deferred(name, task.work.attempt, result_bytes(task.work))
-            if task.results is None or not self._goes_inline(sum(map(len, task.results))):
+            if task.results is None or not self._goes_inline(task.nbytes):
                 self._upload(task, self._runs(task), frame)
                 return
             task.frames, task.results = task.results, None

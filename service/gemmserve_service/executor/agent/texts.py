@@ -86,8 +86,8 @@ class Texts:
 
 
 def finished_in(body: bytes) -> Finished | None:
-    """Return what a worker's message says, if it is a `Done`, as `encode` writes it, whose results are written; None for
-    any other.
+    """Return what a worker's message says, if it is a `Done`, as `encode` writes it, whose results are written; None
+    for any other.
     """
     if not (body.startswith(_DONE) and body.endswith(_WRITTEN)):
         return None
@@ -110,7 +110,8 @@ def _head_of(text: bytes) -> tuple[str, list[ExtentRow]] | None:
     try:
         message: dict[str, Any] = _READ(text.decode() + _END)[0]
         (task,) = message["tasks"]
-        name, extents = task["task"], [(*row[:4], row[4]) for row in task["extents"]]
-    except (ValueError, KeyError, IndexError, TypeError):
+        rows: list[ExtentRow] = [(name, path, nbytes, at, array) for name, path, nbytes, at, array in task["extents"]]
+        name: str = task["task"]
+    except (ValueError, KeyError, TypeError):
         return None
-    return name, extents
+    return (name, rows) if len(message) == len(task) == 2 else None  # nothing else is there
