@@ -26,6 +26,7 @@ closes the connection.
 
 from __future__ import annotations
 
+import struct
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Annotated, Final, Literal, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote
@@ -67,6 +68,7 @@ PROBE_BYTES: Final = 8 << 20
 """Bytes that an agent sends or asks for to measure its link, at most."""
 
 _LENGTH: Final = 4
+_WORD: Final = struct.Struct(">I")
 _BINARY: Final = 1 << 31
 _EXTENTS: Final = "/internal/extents/"
 _RESULTS: Final = "/internal/results/"
@@ -242,11 +244,6 @@ class JoinDecoder:
                 if len(self._buffer) == self._needs(self._buffer):
                     frames += self._complete(memoryview(self._buffer))
                     self._buffer = bytearray()
-            elif len(view) >= _LENGTH and _LENGTH <= (end := _LENGTH + int.from_bytes(view[:_LENGTH], "big")) <= min(
-                len(view), _LENGTH + self.limit
-            ):  # one of JSON, whole, as most are
-                frames.append(Frame(bytes(view[_LENGTH:end])))
-                view = view[end:]
             elif len(view) < (needed := self._needs(view)):
                 self._buffer += view
                 break
@@ -261,8 +258,8 @@ class JoinDecoder:
         """
         if len(start) < _LENGTH:
             return _LENGTH
-        word = int.from_bytes(start[:_LENGTH], "big")
-        length = word & ~_BINARY
+        (word,) = _WORD.unpack_from(start)
+        length: int = word & ~_BINARY
         if not word & _BINARY:
             if length > self.limit:
                 raise ProtocolError(f"a frame of {length} bytes")
@@ -273,7 +270,7 @@ class JoinDecoder:
             raise ProtocolError("a binary frame without a header")
         if len(start) < 2 * _LENGTH:
             return 2 * _LENGTH
-        header = int.from_bytes(start[_LENGTH : 2 * _LENGTH], "big")
+        header: int = _WORD.unpack_from(start, _LENGTH)[0]
         if header > length - _LENGTH:
             raise ProtocolError("a binary frame whose header is longer than it")
         if (raw := length - _LENGTH - header) > self._most:
@@ -282,7 +279,7 @@ class JoinDecoder:
 
     def _complete(self, start: memoryview) -> list[Frame]:
         """Return the frame that this is, unless its bytes are still to come."""
-        word = int.from_bytes(start[:_LENGTH], "big")
+        (word,) = _WORD.unpack_from(start)
         if not word & _BINARY:
             return [Frame(bytes(start[_LENGTH:]))]
         self._head = bytes(start[2 * _LENGTH :])

@@ -67,6 +67,10 @@ class _Ranges:
 
     def add(self, start: int, end: int) -> None:
         """Add a range, which becomes one with those that it touches."""
+        if not self._starts or start > self._ends[-1]:  # most
+            self._starts.append(start)
+            self._ends.append(end)
+            return
         first, last = bisect_left(self._ends, start), bisect_right(self._starts, end)
         if first < last:
             start, end = min(start, self._starts[first]), max(end, self._ends[last - 1])
@@ -165,11 +169,11 @@ class Assignment:
         """Yield row, offset and bytes of each array that has any."""
         for part in self.work.parts:
             lengths = _lengths(part)[side]
-            sides = part.operands if side == "operands" else part.results
-            for name, places in sides.items():
-                for row, offset in places:
-                    if row >= 0 and lengths[name]:
-                        yield row, offset, lengths[name]
+            for name, places in (part.operands if side == "operands" else part.results).items():
+                if nbytes := lengths[name]:
+                    for row, offset in places:
+                        if row >= 0:
+                            yield row, offset, nbytes
 
 
 class Assignments:
