@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from pydantic import ValidationError
 
 from gemmserve_service.executor.agent.own_folder import OwnFolder
-from gemmserve_service.executor.agent.texts import finished_in
+from gemmserve_service.executor.agent.texts import Finished, finished_in
 from gemmserve_service.executor.prompt_writes import PromptWriter
 from gemmserve_service.executor.protocol import TO_FRONT, Beat, Decoder, Hello, ProtocolError, encode
 from gemmserve_service.runtime.handoff import WorkerHandoff
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from gemmserve_service.executor.agent.texts import Finished
     from gemmserve_service.executor.protocol import Compiling, Done, Failed, Kept, Written
     from gemmserve_service.settings import Settings
 
@@ -83,7 +82,9 @@ class Control(asyncio.Protocol):
         try:
             for body in self._decoder.feed(data):
                 message = finished_in(body) or TO_FRONT.validate_json(body)
-                if isinstance(message, Hello):
+                if isinstance(message, Finished) and self._handler is not None:  # most
+                    self._handler(message, body)
+                elif isinstance(message, Hello):
                     self.hello = message
                     self._child.greeted(self)
                 elif self.hello is None:

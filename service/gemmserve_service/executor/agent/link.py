@@ -7,7 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final, cast
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from gemmserve_service.executor.agent.texts import Texts
 from gemmserve_service.executor.join_protocol import (
@@ -28,6 +28,8 @@ from gemmserve_service.executor.protocol import Drop, ProtocolError, RunBatch, W
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from pydantic import BaseModel
 
     from gemmserve_service.executor.agent.exchanges import Address
     from gemmserve_service.executor.agent.texts import Sent
@@ -163,7 +165,7 @@ class Link(asyncio.Protocol):
         lease. Memory that is given is the caller's again after this.
         """
         if self.lasts():
-            self._write(*[encode(each) if isinstance(each, BaseModel) else each for each in messages])
+            self._write(*[each if isinstance(each, bytes | memoryview) else encode(each) for each in messages])
 
     @property
     def waiting_bytes(self) -> int:

@@ -148,18 +148,24 @@ class Link:
 
     def _takes(self, message: BaseModel, frame: Frame) -> bool:
         """Take in a message; True for an answer. Raises ProtocolError, ValueError for one that cannot be, OSError."""
-        if (frame.raw is not None) != isinstance(message, ResultBytes):
-            raise ProtocolError("a frame of the wrong kind")
         owner, worker = self._executor.owner, self.worker
+        if frame.raw is not None:
+            if not isinstance(message, ResultBytes):
+                raise ProtocolError("bytes behind a message that has none")
+            if worker is not None and self.greeted:
+                worker.heard = self.heard
+                self._takes_bytes(message, frame)
+                return False
+        elif isinstance(message, Done | Failed) and worker is not None and self.greeted:
+            worker.heard = self.heard
+            return self._takes_answer(message, worker)
+        elif isinstance(message, ResultBytes):
+            raise ProtocolError("a result without bytes")
         if worker is None or isinstance(message, Pulse):  # of the agent, which says nothing of the worker
             return False
         if self.greeted:
             worker.heard = self.heard
-        if self.greeted and isinstance(message, ResultBytes):
-            self._takes_bytes(message, frame)
-        elif self.greeted and isinstance(message, Done | Failed):
-            return self._takes_answer(message, worker)
-        elif isinstance(message, Leave):
+        if isinstance(message, Leave):
             self.leaves = True
             self.end()
         elif isinstance(message, Hello):
@@ -203,7 +209,7 @@ class Link:
     def _takes_answer(self, message: Done | Failed, worker: Worker) -> bool:
         if not self.assignments.waits_for(message.task):
             return False
-        written = isinstance(message, Failed) or message.written
+        written = not isinstance(message, Done) or message.written
         if isinstance(message, Done) and written and not self.assignments.complete(message.task):
             # Its place holds what was there before: somebody else's bytes.
             raise ProtocolError(f"task {message.task} is said to be done, and its results have not come")
