@@ -56,7 +56,7 @@ class Use:
 
 
 Layout = dict[int, tuple[list[Range], list[Range]]]
-"""What a task reads and writes of the rows that it uses, by their number; ranges ascending, and apart."""
+"""Ranges that a task reads and writes of each row that it uses, by the row's number; ascending, and apart."""
 
 
 def layout_of(work: Work) -> Layout:

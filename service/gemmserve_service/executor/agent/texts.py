@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 _MAX_KNOWN: Final = 512
 _MAX_TEXT: Final = 1 << 12  # bytes of a tail that is kept: programs may have millions
 _TAIL: Final = b',"parts":'
-"""What a tail begins with. Its quotes stand in no string, where they would have backslashes."""
+"""Beginning of a tail. Its quotes stand in no string, where they would have backslashes."""
 _END: Final = "}]}"
-"""What closes a head: a text that is JSON with it is JSON with any tail that another head had."""
+"""End of a head: a text that is JSON with it is JSON with any tail that another head had."""
 _DONE: Final = b'{"kind":"done","task":"'
 _WRITTEN: Final = b',"written":true}'
-# Whole models of pydantic take three times as long, in a process that was asleep.
+# A model's reader takes twice as long in a process that was asleep: its code has to come from memory first.
 _READ: Final = json.JSONDecoder().raw_decode
 
 
 @dataclass(slots=True)
 class Finished:
-    """What is read of a `Done` whose results are written: the front reads the rest."""
+    """Answer of which no more is read here: a `Done` whose results are written. The front reads the rest."""
 
     task: str
 
