@@ -62,7 +62,9 @@ class Texts:
         makes no sense.
         """
         at = body.find(_TAIL)
-        known = self._known.get(tail := body[at:]) if at >= 0 else None
+        if at < 0 or len(body) - at > _MAX_TEXT:
+            return None
+        known = self._known.get(tail := body[at:])
         if known is None or (head := _head_of(body[:at])) is None:
             return None
         self._known.move_to_end(tail)
@@ -112,6 +114,6 @@ def _head_of(text: bytes) -> tuple[str, list[ExtentRow]] | None:
         (task,) = message["tasks"]
         rows: list[ExtentRow] = [(name, path, nbytes, at, array) for name, path, nbytes, at, array in task["extents"]]
         name: str = task["task"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return (name, rows) if len(message) == len(task) == 2 else None  # nothing else is there

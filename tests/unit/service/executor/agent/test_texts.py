@@ -92,8 +92,10 @@ def test_two_tasks_are_not_taken_for_the_last_of_them():
         '{"kind":"run_batch","more":1,"tasks":[{"task":"t1","extents":[]',
         '{"kind":"run_batch","tasks":[{"task":"t1","extents":null',
         '{"kind":"run_batch","tasks":[{"task":"t1","extents":[]},{"task":"t2","extents":[]',
+        '{"kind":"run_batch","tasks":[{"task":"t1","extents":' + "[" * 100_000 + "]" * 100_000,
         "\xff",
     ],
+    ids=range(9),
 )
 def test_a_head_that_is_none_is_left_to_who_reads_all_of_it(head):
     body = text(work())
