@@ -26,6 +26,8 @@ closes the connection.
 
 from __future__ import annotations
 
+import struct
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Annotated, Final, Literal, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote
 
@@ -66,6 +68,7 @@ PROBE_BYTES: Final = 8 << 20
 """Bytes that an agent sends or asks for to measure its link, at most."""
 
 _LENGTH: Final = 4
+_WORD: Final = struct.Struct(">I")
 _BINARY: Final = 1 << 31
 _EXTENTS: Final = "/internal/extents/"
 _RESULTS: Final = "/internal/results/"
@@ -185,9 +188,24 @@ def binary_frame(head: Bytes | ResultBytes, raw: bytes | memoryview) -> tuple[by
     """Return the binary frame of a head and its bytes, in two pieces: what goes before the bytes, and these. Raises
     ProtocolError if there are too many.
     """
-    if len(raw) > (INLINE_BYTES if isinstance(head, Bytes) else RESULT_BYTES):
+    return _binary(head.model_dump_json(), raw, INLINE_BYTES if isinstance(head, Bytes) else RESULT_BYTES)
+
+
+def result_frame(
+    task: str, attempt: int, extent: str, offset: int, raw: memoryview
+) -> tuple[bytes, bytes | memoryview]:
+    """Return the binary frame of these `ResultBytes`, as `binary_frame` does: an agent makes one for every result, in a
+    quarter of the time that a model takes in a process that was asleep.
+    """
+    whose, place = f'"task":{quoted(task)},"attempt":{attempt}', f'"extent":{quoted(extent)},"offset":{offset}'
+    head = f'{{"kind":"result_bytes",{whose},{place}}}'
+    return _binary(head, raw, RESULT_BYTES)
+
+
+def _binary(head: str, raw: bytes | memoryview, most: int) -> tuple[bytes, bytes | memoryview]:
+    if len(raw) > most:
         raise ProtocolError(f"{len(raw)} bytes in one frame")
-    header = head.model_dump_json().encode()
+    header = head.encode()
     length = _LENGTH + len(header) + len(raw)
     return b"".join(((length | _BINARY).to_bytes(_LENGTH, "big"), len(header).to_bytes(_LENGTH, "big"), header)), raw
 
@@ -240,8 +258,8 @@ class JoinDecoder:
         """
         if len(start) < _LENGTH:
             return _LENGTH
-        word = int.from_bytes(start[:_LENGTH], "big")
-        length = word & ~_BINARY
+        (word,) = _WORD.unpack_from(start)
+        length: int = word & ~_BINARY
         if not word & _BINARY:
             if length > self.limit:
                 raise ProtocolError(f"a frame of {length} bytes")
@@ -252,7 +270,7 @@ class JoinDecoder:
             raise ProtocolError("a binary frame without a header")
         if len(start) < 2 * _LENGTH:
             return 2 * _LENGTH
-        header = int.from_bytes(start[_LENGTH : 2 * _LENGTH], "big")
+        header: int = _WORD.unpack_from(start, _LENGTH)[0]
         if header > length - _LENGTH:
             raise ProtocolError("a binary frame whose header is longer than it")
         if (raw := length - _LENGTH - header) > self._most:
@@ -261,7 +279,7 @@ class JoinDecoder:
 
     def _complete(self, start: memoryview) -> list[Frame]:
         """Return the frame that this is, unless its bytes are still to come."""
-        word = int.from_bytes(start[:_LENGTH], "big")
+        (word,) = _WORD.unpack_from(start)
         if not word & _BINARY:
             return [Frame(bytes(start[_LENGTH:]))]
         self._head = bytes(start[2 * _LENGTH :])

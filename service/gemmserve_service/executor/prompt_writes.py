@@ -5,7 +5,6 @@ Whoever waits at the other end goes on meanwhile. What the system takes at once 
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -33,8 +32,10 @@ class PromptWriter:
             return
         sent = 0
         if self._socket >= 0 and len(pieces) <= _MAX_PIECES and not transport.get_write_buffer_size():
-            with contextlib.suppress(OSError):  # full, or broken, which the transport finds out
+            try:
                 sent = os.writev(self._socket, pieces)
+            except OSError:  # full, or broken, which the transport finds out
+                sent = 0
         if rest := _after(pieces, sent):
             transport.write(rest)
 

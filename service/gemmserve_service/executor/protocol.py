@@ -306,7 +306,11 @@ TO_FRONT: Final[TypeAdapter[Hello | Beat | Compiling | Done | Failed | Written |
 
 def encode(message: BaseModel) -> bytes:
     """Return the frame of a message. Raises ProtocolError if it is too long."""
-    body = message.model_dump_json().encode()
+    return frame_of(message.model_dump_json().encode())
+
+
+def frame_of(body: bytes) -> bytes:
+    """Return the frame of a message that is JSON already. Raises ProtocolError if it is too long."""
     if len(body) > _MAX_FRAME:
         raise ProtocolError(f"a message of {len(body)} bytes")
     return len(body).to_bytes(_LENGTH, "big") + body

@@ -171,6 +171,7 @@ class Agent:
                 relay.front_said(message)
 
         link.on_message, link.on_bytes, link.on_lost = front_said, relay.bytes_came, end
+        link.on_task = lambda sent: relay.tasks_came([sent])
         control.on_lost = lambda: end("the worker is gone")
         assert control.hello is not None
         if link.reason is not None or not control.alive:

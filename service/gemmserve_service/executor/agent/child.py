@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from pydantic import ValidationError
 
 from gemmserve_service.executor.agent.own_folder import OwnFolder
+from gemmserve_service.executor.agent.texts import Finished, finished_in
+from gemmserve_service.executor.prompt_writes import PromptWriter
 from gemmserve_service.executor.protocol import TO_FRONT, Beat, Decoder, Hello, ProtocolError, encode
 from gemmserve_service.runtime.handoff import WorkerHandoff
 from gemmserve_service.runtime.unix_sockets import peer_of
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.protocol import Compiling, Done, Failed, Kept, Written
     from gemmserve_service.settings import Settings
 
-    FromWorker = Beat | Compiling | Done | Failed | Written | Kept
+    FromWorker = Finished | Beat | Compiling | Done | Failed | Written | Kept
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ class Control(asyncio.Protocol):
         self._child = child
         self._decoder = Decoder()
         self._transport: asyncio.Transport | None = None
+        self._writer: PromptWriter | None = None
         self._handler: Callable[[FromWorker, bytes], None] | None = None
         self._early: list[tuple[FromWorker, bytes]] = []
         """Messages that came before anybody wanted to hear them."""
@@ -68,6 +71,7 @@ class Control(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._writer = PromptWriter(self._transport)
         peer = peer_of(transport.get_extra_info("socket"))
         if peer is not None and peer[1] != os.getuid():
             log.error("a process of another user connected to the control socket: closed")
@@ -77,8 +81,10 @@ class Control(asyncio.Protocol):
         self.heard = time.monotonic()
         try:
             for body in self._decoder.feed(data):
-                message = TO_FRONT.validate_json(body)
-                if isinstance(message, Hello):
+                message = finished_in(body) or TO_FRONT.validate_json(body)
+                if isinstance(message, Finished) and self._handler is not None:  # most
+                    self._handler(message, body)
+                elif isinstance(message, Hello):
                     self.hello = message
                     self._child.greeted(self)
                 elif self.hello is None:
@@ -94,7 +100,7 @@ class Control(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
-        self._transport = None
+        self._transport = self._writer = None
         self.on_lost()
 
     @property
@@ -104,8 +110,8 @@ class Control(asyncio.Protocol):
 
     def send(self, *messages: BaseModel | bytes) -> None:
         """Send messages, or whole frames."""
-        if self._transport is not None:
-            self._transport.write(b"".join(each if isinstance(each, bytes) else encode(each) for each in messages))
+        if self._writer is not None:
+            self._writer.write(*[each if isinstance(each, bytes) else encode(each) for each in messages])
 
     def close(self) -> None:
         """Close the connection: the worker ends what it does and comes again."""

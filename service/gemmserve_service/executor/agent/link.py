@@ -7,8 +7,9 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final, cast
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from gemmserve_service.executor.agent.texts import Texts
 from gemmserve_service.executor.join_protocol import (
     AGENT_SHARE,
     BEAT_S,
@@ -28,7 +29,10 @@ from gemmserve_service.executor.protocol import Drop, ProtocolError, RunBatch, W
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pydantic import BaseModel
+
     from gemmserve_service.executor.agent.exchanges import Address
+    from gemmserve_service.executor.agent.texts import Sent
     from gemmserve_service.executor.join_protocol import Frame, Join
     from gemmserve_service.executor.protocol import Cancel, Forget, Stop
 
@@ -50,8 +54,8 @@ class JoinRefused(Exception):  # noqa: N818 (says what is the case)
 
 
 class Link(asyncio.Protocol):
-    """One connection of messages. `on_message(message)` hears each, `on_bytes(extent, offset, bytes)` what comes of
-    small operands, `on_lost(reason)` the end, once.
+    """One connection of messages. `on_message(message)` hears each but tasks of a known text, which `on_task(sent)`
+    hears; `on_bytes(extent, offset, bytes)` what comes of small operands, `on_lost(reason)` the end, once.
 
     The lease: the front has to be heard from every now and then. The clock is looked at before anything that came is
     read, and before anything is sent: what a process that stood still finds in its sockets may be old.
@@ -62,6 +66,7 @@ class Link(asyncio.Protocol):
         self.limit_s = _HANDSHAKE_S
         """Seconds of silence after which the lease is over."""
         self.on_message: Callable[[FromFront], None] = lambda _: None
+        self.on_task: Callable[[Sent], None] = lambda _: None
         self.on_bytes: Callable[[str, int, bytes], None] = lambda *_: None
         self.on_lost: Callable[[str], None] = lambda _: None
         self.reason: str | None = None
@@ -70,6 +75,7 @@ class Link(asyncio.Protocol):
         self._decoder = JoinDecoder(MAX_GREETING_FRAME)
         self._transport: asyncio.Transport | None = None
         self._writer: PromptWriter | None = None
+        self._texts = Texts()
         self._heard = clock()
         self._looker: asyncio.TimerHandle | None = None
 
@@ -114,6 +120,9 @@ class Link(asyncio.Protocol):
     # -- inside and outside -------------------------------------------------------------------------------------------
 
     def _take(self, frame: Frame) -> None:
+        if frame.raw is None and (sent := self._texts.find(frame.body)) is not None:
+            self.on_task(sent)
+            return
         message = TO_AGENT.validate_json(frame.body)
         if not self.joined.done():
             if isinstance(message, Joined):
@@ -132,6 +141,8 @@ class Link(asyncio.Protocol):
         elif isinstance(message, Joined | Refused) or frame.raw is not None:
             raise ProtocolError("a message that has no place here")
         elif not isinstance(message, Pulse):
+            if isinstance(message, RunBatch):
+                self._texts.learn(frame.body, message)
             self.on_message(message)
 
     def _look(self) -> None:
@@ -154,7 +165,7 @@ class Link(asyncio.Protocol):
         lease. Memory that is given is the caller's again after this.
         """
         if self.lasts():
-            self._write(*[encode(each) if isinstance(each, BaseModel) else each for each in messages])
+            self._write(*[each if isinstance(each, bytes | memoryview) else encode(each) for each in messages])
 
     @property
     def waiting_bytes(self) -> int:

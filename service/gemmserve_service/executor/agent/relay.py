@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Final
 
 from gemmserve_service.errors import JobCancelled, describe
 from gemmserve_service.executor.agent.exchanges import PIECE, ExchangeError
-from gemmserve_service.executor.agent.rows import node_row, on_node, result_bytes, uses_of
+from gemmserve_service.executor.agent.rows import node_row, node_rows, on_node, result_bytes, uses_of
+from gemmserve_service.executor.agent.texts import Finished, Sent, frame_with
 from gemmserve_service.executor.join_protocol import (
     INLINE_BYTES,
     RESULT_BYTES,
     ReadExtent,
-    ResultBytes,
     WriteResult,
-    binary_frame,
+    result_frame,
 )
 from gemmserve_service.executor.protocol import (
     Beat,
@@ -35,6 +35,7 @@ from gemmserve_service.executor.protocol import (
     Write,
     Written,
     encode,
+    frame_of,
 )
 
 if TYPE_CHECKING:
@@ -43,10 +44,11 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
+    from gemmserve_service.executor.agent.child import FromWorker
     from gemmserve_service.executor.agent.exchanges import Exchanges, Transfer
     from gemmserve_service.executor.agent.node_memory import Copy, NodeMemory
     from gemmserve_service.executor.agent.rows import Use
-    from gemmserve_service.executor.protocol import Compiling, ExtentRow, Kept, Work
+    from gemmserve_service.executor.protocol import ExtentRow, Work
     from gemmserve_service.store.extents.extents import Extent
 
     class Sender(Protocol):
@@ -78,6 +80,8 @@ class _Task:
     group: int
     """Number of the message that it came in."""
     uses: list[Use | None]
+    tail: bytes | None
+    """Its text after the extents, where that can go to the worker as it came."""
     extents: dict[int, Extent] = field(default_factory=dict)
     """Node's extents by the number of the row."""
     own: dict[int, Extent] = field(default_factory=dict)
@@ -91,9 +95,16 @@ class _Task:
     """Whether it has its memory."""
     passed: bool = False
     """Whether the worker has it."""
-    answer: Done | Failed | None = None
+    answered: bool = False
+    """Whether the worker has answered it, or it was answered in the worker's stead."""
+    made: bool = False
+    """Whether its results are made."""
     told: bool = False
     """Whether its answer may go to the front."""
+    results: list[bytes | memoryview] | None = None
+    """Frames with its results, in pieces, where the link may take these itself: made while the worker computes."""
+    nbytes: int = 0
+    """Bytes of these results."""
     frames: list[bytes | memoryview] = field(default_factory=list)
     """Frames for the front, in pieces: small results, and the answer."""
     refused: int = 0
@@ -166,11 +177,7 @@ class Relay:
     def front_said(self, message: RunBatch | Cancel | Forget | Write | Drop) -> None:
         """Take a message of the front's. Raises ProtocolError for a task that makes no sense."""
         if isinstance(message, RunBatch):
-            self._groups += 1
-            for work in message.tasks:
-                self._begin(work)
-            self._pump()
-            self._bytes.clear()
+            self.tasks_came([Sent(work, uses_of(work)) for work in message.tasks])
         elif isinstance(message, Cancel):
             self._cancel(message)
         elif isinstance(message, Forget):
@@ -182,9 +189,17 @@ class Relay:
         elif isinstance(message, Drop):
             self._drop(message)
 
-    def _begin(self, work: Work) -> None:
-        uses = uses_of(work)
-        task = _Task(work, self._groups, uses)
+    def tasks_came(self, tasks: list[Sent]) -> None:
+        """Take the tasks of one message."""
+        self._groups += 1
+        for sent in tasks:
+            self._begin(sent)
+        self._pump()
+        self._bytes.clear()
+
+    def _begin(self, sent: Sent) -> None:
+        work, uses = sent.work, sent.uses
+        task = _Task(work, self._groups, uses, sent.tail)
         task.bare = [use.array for use in uses if use is not None and use.placeless and use.reads and use.array]
         if task.bare:
             self._memory.reads(task.bare)
@@ -195,7 +210,7 @@ class Relay:
         task = self._tasks.get(message.task)
         if task is None:
             return
-        if task.passed and task.answer is None:
+        if task.passed and not task.answered:
             self._worker.send(message)
             return
         if not task.passed:
@@ -324,49 +339,57 @@ class Relay:
         return pieces
 
     def _pass(self, tasks: list[_Task]) -> None:
-        works = []
         for task in tasks:
             task.passed = True
-            works.append(on_node(task.work, task.uses, task.extents))
-        self._worker.send(RunBatch(tasks=works))
+        first = tasks[0]
+        if len(tasks) == 1 and first.tail is not None:
+            self._worker.send(frame_with(first.tail, first.work.task, node_rows(first.work, first.extents)))
+        else:
+            self._worker.send(RunBatch(tasks=[on_node(task.work, task.uses, task.extents) for task in tasks]))
+        for task in tasks:
+            runs = self._runs(task)
+            task.nbytes = _bytes_of(runs)
+            if task.nbytes <= self._inline_bytes:
+                task.results = _frames(task.work.task, task.work.attempt, runs)
 
     # -- from the worker --------------------------------------------------------------------------------------------
 
-    def worker_said(self, message: Beat | Compiling | Done | Failed | Written | Kept, body: bytes) -> None:
+    def worker_said(self, message: FromWorker, body: bytes) -> None:
         """Take a message of the worker's, of which `body` is the JSON."""
-        if isinstance(message, Done | Failed):
-            self._answered(message, _frame(body))
+        if isinstance(message, Finished):
+            self._answered(message.task, frame_of(body), made=True, written=True)
+        elif isinstance(message, Done):
+            self._answered(message.task, frame_of(body), made=True, written=message.written)
+        elif isinstance(message, Failed):
+            self._answered(message.task, frame_of(body), made=False, written=True)
         elif isinstance(message, Written):
             self._written(message)
         elif isinstance(message, Beat):
             self._front.send(self._with_progress(message))
         else:
-            self._front.send(_frame(body))
+            self._front.send(frame_of(body))
 
-    def _answered(self, answer: Done | Failed, frame: bytes) -> None:
-        task = self._tasks.get(answer.task)
-        if task is None or not task.passed or task.answer is not None:
-            log.warning("the worker answered task %s, which it does not have", answer.task)
+    def _answered(self, name: str, frame: bytes, *, made: bool, written: bool) -> None:
+        task = self._tasks.get(name)
+        if task is None or not task.passed or task.answered:
+            log.warning("the worker answered task %s, which it does not have", name)
             return
-        task.answer = answer
+        task.answered, task.made = True, made
         self._answers[not task.work.express].append(task)
-        if isinstance(answer, Done):
-            if not answer.written:
-                self._deferred[answer.task] = _Deferred(answer.task, task.work.attempt, result_bytes(task.work))
-            runs = self._runs(task)
-            if not self._goes_inline(runs):
-                self._upload(task, runs, frame)
+        if made:
+            if not written:
+                self._deferred[name] = _Deferred(name, task.work.attempt, result_bytes(task.work))
+            if task.results is None or not self._goes_inline(task.nbytes):
+                self._upload(task, self._runs(task), frame)
                 return
-            task.frames = _frames(task.work.task, task.work.attempt, runs)
-            del runs
+            task.frames, task.results = task.results, None
         task.frames.append(frame)
         self._end(task)
 
-    def _goes_inline(self, runs: list[Run]) -> bool:
-        """Whether results go by the link itself: small ones always, larger ones unless it has not taken what it was
-        given before, which would wait in this process's memory, and keep others waiting.
+    def _goes_inline(self, nbytes: int) -> bool:
+        """Whether results of so many bytes go by the link itself: small ones always, larger ones unless it has not
+        taken what it was given before, which would wait in this process's memory, and keep others waiting.
         """
-        nbytes = sum(len(body) for _, _, body in runs)
         return nbytes <= self._inline_bytes and (nbytes <= INLINE_BYTES or not self._front.waiting_bytes)
 
     def _end(self, task: _Task) -> None:
@@ -387,10 +410,11 @@ class Relay:
     def _refuse(self, task: _Task) -> None:
         """Answer a task that nobody wants, in the worker's stead."""
         found = describe(JobCancelled("the job was cancelled"))
-        task.answer = Failed(
+        answer = Failed(
             task=task.work.task, slug=found.slug, status=found.status, title=found.title, detail=found.detail
         )
-        task.frames = [encode(task.answer)]
+        task.answered, task.made = True, False
+        task.frames = [encode(answer)]
         self._end(task)
 
     def _release(self, task: _Task) -> None:
@@ -406,14 +430,14 @@ class Relay:
             self._fetches.drop(task.transfer)
             self._uploads.drop(task.transfer)
             task.transfer = None
+        task.results = None
         for copy in task.copies:
             if copy.users == 1 and (transfer := self._arriving.pop(copy, None)) is not None:
                 self._fetches.drop(transfer)
             self._memory.release(copy)
-        made = isinstance(task.answer, Done)
         for number, extent in task.own.items():
             use = task.uses[number]
-            if made and use is not None and use.array is not None and _worth_keeping(use):
+            if task.made and use is not None and use.array is not None and _worth_keeping(use):
                 self._memory.keep(use.array, extent, use.end)
             else:
                 self._memory.give(extent)
@@ -507,7 +531,7 @@ class Relay:
             self._settle(entry, keep=error is None)
             self._front.send(Written(tasks=[entry.task]))
 
-        if self._goes_inline(runs):
+        if self._goes_inline(_bytes_of(runs)):
             self._front.send(*_frames(entry.task, entry.attempt, runs))
             del runs
             done(None)
@@ -549,7 +573,7 @@ class Relay:
         """The link is over, nothing moves any more, and the worker has let go of all: give back all memory."""
         self._ended = True
         for task in list(self._tasks.values()):
-            task.answer = None
+            task.made = False
             self._release(task)
         for entry in list(self._deferred.values()):
             self._settle(entry, keep=False)
@@ -584,13 +608,12 @@ def _worth_keeping(use: Use) -> bool:
     return use.array is not None and not use.reads and use.writes == [(0, use.end)] and use.end > INLINE_BYTES
 
 
-def _frame(body: bytes) -> bytes:
-    """Return the frame of a message that is JSON already."""
-    return len(body).to_bytes(4, "big") + body
+def _bytes_of(runs: Iterable[Run]) -> int:
+    return sum(len(body) for _, _, body in runs)
 
 
 def _frames(task: str, attempt: int, runs: Iterable[Run]) -> list[bytes | memoryview]:
     frames: list[bytes | memoryview] = []
     for extent, offset, body in runs:
-        frames += binary_frame(ResultBytes(task=task, attempt=attempt, extent=extent, offset=offset), body)
+        frames += result_frame(task, attempt, extent, offset, body)
     return frames

@@ -21,7 +21,8 @@ Range = tuple[int, int]
 """First byte and the one after the last, counted from where a row's extent begins."""
 
 _KEPT_TEXT: Final = 1 << 12  # characters of a form that is remembered: programs may have millions
-_SHIFT: Final = 1 << 16  # bytes before the first one used, from which on a node's extent begins later than the row
+SHIFT: Final = 1 << 16
+"""Bytes before the first one used, from which on a node's extent begins later than the row."""
 
 
 @dataclass(slots=True)
@@ -49,18 +50,21 @@ class Use:
         array = self.array = self.row[4]
         self.placeless = not self.row[1]
         self.shared = array is not None and not self.writes
-        self.first = 0 if array is not None else min(reads[0][0], writes[0][0]) // _SHIFT * _SHIFT
+        self.first = 0 if array is not None else min(reads[0][0], writes[0][0]) // SHIFT * SHIFT
         self.end = max(reads[-1][1], writes[-1][1])
         self.nbytes = self.end - self.first
 
 
-def uses_of(work: Work) -> list[Use | None]:
-    """Return the use of each row of a task; None of one that is not used. Raises ProtocolError for a task whose parts
-    do not fit together.
+Layout = dict[int, tuple[list[Range], list[Range]]]
+"""Ranges that a task reads and writes of each row that it uses, by the row's number; ascending, and apart."""
+
+
+def layout_of(work: Work) -> Layout:
+    """Return what a task does with its rows, which its parts say alone. Raises ProtocolError for a task whose parts do
+    not fit together.
     """
     reads: dict[int, list[Range]] = {}
     writes: dict[int, list[Range]] = {}
-    rows = work.extents
     try:
         for part in work.parts:
             operands, results = _sizes(part.form)
@@ -74,30 +78,36 @@ def uses_of(work: Work) -> list[Use | None]:
                                 found[number] = [(offset, offset + nbytes)]
     except (KeyError, ValueError) as error:
         raise ProtocolError(f"task {work.task} makes no sense: {error}") from error
-    if max((*reads, *writes), default=-1) >= len(rows):
+    return {number: (merged(reads.get(number, [])), merged(writes.get(number, []))) for number in {**reads, **writes}}
+
+
+def uses_in(layout: Layout, work: Work) -> list[Use | None]:
+    """Return the use of each row of a task of that layout; None of one that is not used. Raises ProtocolError for a
+    task that lacks some of them.
+    """
+    rows = work.extents
+    if max(layout, default=-1) >= len(rows):
         raise ProtocolError(f"task {work.task} has a place in a row that it lacks")
-    return [
-        Use(row, merged(reads.get(number, [])), merged(writes.get(number, [])))
-        if number in reads or number in writes
-        else None
-        for number, row in enumerate(rows)
-    ]
+    return [Use(row, *layout[number]) if number in layout else None for number, row in enumerate(rows)]
+
+
+def uses_of(work: Work) -> list[Use | None]:
+    """Return the use of each row of a task; None of one that is not used. Raises ProtocolError for a task whose parts
+    do not fit together.
+    """
+    return uses_in(layout_of(work), work)
 
 
 def on_node(work: Work, uses: list[Use | None], extents: Mapping[int, Extent]) -> Work:
     """Return the task on a node's extents, by the number of the row; rows without a place are as they were."""
-    rows: list[ExtentRow] = []
-    shifts: dict[int, int] = {}
-    for number, (row, use) in enumerate(zip(work.extents, uses, strict=True)):
-        extent = extents.get(number)
-        if use is None or extent is None:
-            rows.append(row)
-            continue
-        rows.append(node_row(extent, row[4]))
-        if use.first:
-            shifts[number] = use.first
+    shifts = {number: use.first for number, use in enumerate(uses) if use is not None and use.first}
     parts = work.parts if not shifts else [_shifted(part, shifts) for part in work.parts]
-    return replace(work, extents=rows, parts=parts)
+    return replace(work, extents=node_rows(work, extents), parts=parts)
+
+
+def node_rows(work: Work, extents: Mapping[int, Extent]) -> list[ExtentRow]:
+    """Return the rows of a task on a node's extents; those without one as they were."""
+    return [node_row(extents[number], row[4]) if number in extents else row for number, row in enumerate(work.extents)]
 
 
 def node_row(extent: Extent, array: str | None) -> ExtentRow:

@@ -67,6 +67,10 @@ class _Ranges:
 
     def add(self, start: int, end: int) -> None:
         """Add a range, which becomes one with those that it touches."""
+        if not self._starts or start > self._ends[-1]:  # most
+            self._starts.append(start)
+            self._ends.append(end)
+            return
         first, last = bisect_left(self._ends, start), bisect_right(self._starts, end)
         if first < last:
             start, end = min(start, self._starts[first]), max(end, self._ends[last - 1])
@@ -96,6 +100,11 @@ class Assignment:
         self.unwanted = False
         """Whether nobody wants its results any more, whatever they are."""
 
+    def look_ahead(self) -> None:
+        """Work out where its results go, which is asked when they come: nobody waits now."""
+        if self._writes is None:
+            self._writes = _by_file(self.work.extents, self._places("results"))
+
     def reads(self, extent: str, start: int, end: int) -> File | None:
         """Return the file of an operand's bytes; None: they are none of it."""
         if self.deferred:
@@ -112,9 +121,12 @@ class Assignment:
 
     def came(self, extent: str, start: int, end: int) -> None:
         """Note bytes of a result that are in their place now."""
-        found = self.writes(extent, start, end)
-        assert found is not None
-        self._came.setdefault(extent, _Ranges(found)).add(start, end)
+        came = self._came.get(extent)
+        if came is None:
+            file = self.writes(extent, start, end)
+            assert file is not None
+            came = self._came[extent] = _Ranges(file)
+        came.add(start, end)
 
     @property
     def complete(self) -> bool:
@@ -157,11 +169,11 @@ class Assignment:
         """Yield row, offset and bytes of each array that has any."""
         for part in self.work.parts:
             lengths = _lengths(part)[side]
-            sides = part.operands if side == "operands" else part.results
-            for name, places in sides.items():
-                for row, offset in places:
-                    if row >= 0 and lengths[name]:
-                        yield row, offset, lengths[name]
+            for name, places in (part.operands if side == "operands" else part.results).items():
+                if nbytes := lengths[name]:
+                    for row, offset in places:
+                        if row >= 0:
+                            yield row, offset, nbytes
 
 
 class Assignments:

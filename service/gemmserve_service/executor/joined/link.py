@@ -148,18 +148,24 @@ class Link:
 
     def _takes(self, message: BaseModel, frame: Frame) -> bool:
         """Take in a message; True for an answer. Raises ProtocolError, ValueError for one that cannot be, OSError."""
-        if (frame.raw is not None) != isinstance(message, ResultBytes):
-            raise ProtocolError("a frame of the wrong kind")
         owner, worker = self._executor.owner, self.worker
+        if frame.raw is not None:
+            if not isinstance(message, ResultBytes):
+                raise ProtocolError("bytes behind a message that has none")
+            if worker is not None and self.greeted:
+                worker.heard = self.heard
+                self._takes_bytes(message, frame)
+                return False
+        elif isinstance(message, Done | Failed) and worker is not None and self.greeted:
+            worker.heard = self.heard
+            return self._takes_answer(message, worker)
+        elif isinstance(message, ResultBytes):
+            raise ProtocolError("a result without bytes")
         if worker is None or isinstance(message, Pulse):  # of the agent, which says nothing of the worker
             return False
         if self.greeted:
             worker.heard = self.heard
-        if self.greeted and isinstance(message, ResultBytes):
-            self._takes_bytes(message, frame)
-        elif self.greeted and isinstance(message, Done | Failed):
-            return self._takes_answer(message, worker)
-        elif isinstance(message, Leave):
+        if isinstance(message, Leave):
             self.leaves = True
             self.end()
         elif isinstance(message, Hello):
@@ -203,7 +209,7 @@ class Link:
     def _takes_answer(self, message: Done | Failed, worker: Worker) -> bool:
         if not self.assignments.waits_for(message.task):
             return False
-        written = isinstance(message, Failed) or message.written
+        written = not isinstance(message, Done) or message.written
         if isinstance(message, Done) and written and not self.assignments.complete(message.task):
             # Its place holds what was there before: somebody else's bytes.
             raise ProtocolError(f"task {message.task} is said to be done, and its results have not come")
@@ -231,9 +237,11 @@ class Link:
     def send(self, message: ToOne) -> None:
         """Send a message of the scheduler's, and what is needed to carry it out here."""
         pieces: list[bytes | memoryview] = []
+        added: list[Assignment] = []
         if isinstance(message, RunBatch):
             for work in message.tasks:
-                pieces += self._inline(self.assignments.add(work))
+                added.append(assignment := self.assignments.add(work))
+                pieces += self._inline(assignment)
                 self._arrays.update([row[4] for row in work.extents if row[4] is not None])
         elif isinstance(message, Write):
             self.assignments.placed(message)
@@ -242,6 +250,8 @@ class Link:
         elif isinstance(message, Cancel):
             self.assignments.unwanted([message.task])
         self._write(*pieces, encode(message))  # together: the node is woken once
+        for assignment in added:
+            assignment.look_ahead()
 
     def forget(self, message: Forget) -> None:
         """Send that extents or arrays are gone."""

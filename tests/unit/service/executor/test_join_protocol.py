@@ -27,6 +27,7 @@ from gemmserve_service.executor.join_protocol import (
     WriteResult,
     binary_frame,
     parse_target,
+    result_frame,
 )
 from gemmserve_service.executor.protocol import Cancel, ProtocolError, encode
 
@@ -89,6 +90,16 @@ def test_a_join_of_no_sense_is_refused(fields):
 
 def frame_of(head, raw):
     return b"".join(binary_frame(head, raw))
+
+
+@given(task=NAMES, extent=NAMES, attempt=st.integers(0, 9), offset=COUNTS, raw=st.binary(max_size=9))
+def test_an_agent_s_frames_are_those_of_the_model(task, extent, attempt, offset, raw):
+    made = result_frame(task, attempt, extent, offset, memoryview(raw))
+    (frame,) = JoinDecoder().feed(b"".join(made))
+    assert FROM_AGENT.validate_json(frame.body) == ResultBytes(task=task, attempt=attempt, extent=extent, offset=offset)
+    assert (frame.raw, made[1]) == (raw, raw)
+    with pytest.raises(ProtocolError, match="in one frame"):
+        result_frame(task, attempt, extent, offset, memoryview(bytes(RESULT_BYTES + 1)))
 
 
 def whole(frames):

@@ -14,7 +14,20 @@ from python_path import python_path
 
 from gemmserve_service.executor.agent.node_memory import NodeMemory
 from gemmserve_service.executor.agent.relay import Relay
-from gemmserve_service.executor.protocol import Done, Drop, Kept, RunBatch, Write, Written, row_without_place
+from gemmserve_service.executor.agent.texts import Finished, Texts
+from gemmserve_service.executor.join_protocol import RESULT_BYTES
+from gemmserve_service.executor.protocol import (
+    TO_WORKER,
+    Done,
+    Drop,
+    Failed,
+    Kept,
+    RunBatch,
+    Write,
+    Written,
+    encode,
+    row_without_place,
+)
 from gemmserve_service.executor.worker.memory.mappings import Mappings
 from gemmserve_service.schemas import Timings
 
@@ -199,3 +212,52 @@ def test_a_result_that_waits_for_an_earlier_answer_is_what_it_was(relay_of, fron
     ((_, done),) = uploads.started
     done(None)
     assert bytes([7]) * A.nbytes in b"".join(link.sent[1])
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_task_of_a_known_text_reaches_the_worker_as_any_other(relay_of, front, product, known):
+    relay, link, worker, fetches, _ = relay_of()
+    texts = Texts()
+    for task in ("t1", "t2"):
+        message, _ = product(front, A[:50, :50].copy(), B[:50, :50].copy(), task=task)
+        body = message.model_dump_json().encode()
+        sent = texts.find(body) if known else None
+        if sent is None:
+            texts.learn(body, message)
+            relay.front_said(message)
+        else:
+            relay.tasks_came([sent])
+        fetches.came()
+    (first,), (second,) = worker.sent
+    assert isinstance(second, bytes) == known
+    second = TO_WORKER.validate_json(second[4:]) if known else second
+    assert second.tasks[0].parts == first.tasks[0].parts
+    assert second.tasks[0].task == "t2"
+    assert second.tasks[0].extents[:2] == first.tasks[0].extents[:2]
+    memory = Mappings().of(*second.tasks[0].extents[2][:3])
+    start = second.tasks[0].extents[2][3]
+    memory[start : start + 20_000] = 9
+    relay.worker_said(Finished("t2"), b"{}")
+    head, raw, end = link.sent[0]
+    assert b'"task":"t2"' in head
+    assert (raw, end) == (bytes([9]) * 20_000, b"\0\0\0\2{}")
+
+
+def test_a_result_as_long_as_may_go_by_the_link_does(relay_of, front, product):
+    relay, link, _, fetches, uploads = relay_of()
+    array = np.zeros((512, 512), "float32")
+    relay.front_said(product(front, array, array)[0])
+    fetches.came()
+    answer(relay, "t1")
+    assert sum(map(len, link.sent[0])) > RESULT_BYTES == array.nbytes
+    assert uploads.started == []
+
+
+def test_a_result_that_was_to_go_by_the_link_is_let_go_when_the_task_fails(relay_of, front, product):
+    relay, link, _, fetches, _ = relay_of()
+    relay.front_said(product(front, A, B)[0])
+    fetches.came()
+    message = Failed(task="t1", slug="s", status=500, title="t", detail="d")
+    relay.worker_said(message, body := message.model_dump_json().encode())
+    assert link.sent == [[encode(message)]]
+    assert body in link.sent[0][0]
