@@ -177,27 +177,6 @@ SERVED = {
 """Those that planes must serve."""
 
 
-def long_sums(k, m=32, n=24):
-    """Pairs of matrices of one sign over a long k, which truncation takes most from: by name."""
-    rng = np.random.default_rng(7)
-
-    def drawn(make):
-        return [(make(s) + 1j * make(s)).astype(np.complex64) for s in ((m, k), (k, n))]
-
-    def positive(shape):
-        return np.abs(rng.standard_normal(shape))
-
-    found = {"positive": drawn(positive), "uniform": drawn(rng.random)}
-    found["heavy tails"] = drawn(lambda shape: np.exp(rng.standard_normal(shape)))
-    found["heavier tails"] = drawn(lambda shape: np.exp(6 * rng.standard_normal(shape)))
-    found["sparse"] = drawn(lambda shape: np.where(rng.random(shape) < 0.05, positive(shape), 0))
-    found["in one chunk alone"] = drawn(positive)
-    found["in one chunk alone"][0][:, 64:] = 0
-    found["one chunk in sixteen large"] = drawn(positive)
-    found["one chunk in sixteen large"][0][:, np.arange(k) % 1024 >= 64] *= 1e-6
-    return found
-
-
 def check_long_promotion(machine, config, k):
     """Sums of 32 steps of numbers of one sign are no worse than plain float32's, those of 16 are better."""
     rng = np.random.default_rng(11)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from gemmserve_kernels.algorithms.common.time_model import is_skinny
+from gemmserve_kernels.algorithms.common.time_model import is_skinny, skinny_parts
 from gemmserve_kernels.problem.errors import ConfigInfeasible
 
 if TYPE_CHECKING:
@@ -41,15 +41,8 @@ wgmma.candidates.promotion."""
 _CUT_TILES: Final = 4
 """Multiprocessors for each 128 x 128 tile of a batch from which on a BLAS may cut k: see
 wgmma.candidates.has_few_tiles. Where it does not, it rounds so often, one term after the other, that what truncation
-takes from 32 steps is less, whatever the data: the worst elements of 128 x 128 x 128, of positive data, are off by
+takes from 32 steps is less of data of one sign: the worst elements of 128 x 128 x 128, of positive data, are off by
 7.0 u with 32 steps, by 4.8 u with 16, by 18.4 u in cuBLAS (an H100)."""
-_LONG: Final = 6144
-"""From this k on the sums of a whole chunk stay in the tensor core in tall tiles, unless a BLAS may cut k: see
-wgmma.candidates.promotion. An instruction takes less than 10.5 u of what it finds and adds (17 numbers cut to 25 bits,
-their sum to float32), and eight of a chunk's have products of high parts: so less than 85 u of the sum of magnitudes is
-taken, however long k is, where float32 may be off by 2 k u. Of positive data it is 12 u at k = 8192, where float32 is
-off by 101 u, by 49 u in two parts (on the emulator; 8.2 u beside cuBLAS's 19.7 u in 64 x 1024 elements on an H200); of
-such data in one chunk alone, zeros elsewhere, 13.8 u where float32 is off by 13.0 u."""
 
 
 @dataclass(frozen=True)
@@ -115,16 +108,13 @@ def choose_tile(config: GemmConfig | None, shape: tuple[int, int, int, int], spe
     Skinny products have tall tiles.
     """
     batch, m, n, k = shape
-    tile = FusedTile(block_m=TALL if is_skinny(m, n) else BLOCK)
-    asked, found = None, {}
+    tile = FusedTile(block_m=TALL if is_skinny(m, n) else BLOCK, promote=_promotion(shape, spec))
+    asked = None
     if config is not None:
         config.only("fused", _FIELDS)
         asked = config.split_k
-        given = {name: getattr(config, name) for name in ("block_m", "raster", "promote", "stages")}
-        found = {name: value for name, value in given.items() if value is not None}
-        tile = replace(tile, **found)
-    if "promote" not in found:
-        tile = replace(tile, promote=_promotion(shape, spec, tall=tile.tall))
+        found = {name: getattr(config, name) for name in ("block_m", "raster", "promote", "stages")}
+        tile = replace(tile, **{name: value for name, value in found.items() if value is not None})
     if tile.block_m not in {BLOCK, TALL}:
         raise ConfigInfeasible(f"block_m: {BLOCK} or {TALL}, not {tile.block_m}")
     if tile.promote not in ({16, 32, CHUNK} if tile.tall else {16, 32}):
@@ -135,17 +125,22 @@ def choose_tile(config: GemmConfig | None, shape: tuple[int, int, int, int], spe
     most = chunks(k)
     if asked is not None and asked > min(most, _MOST_SPLITS):
         raise ConfigInfeasible(f"split_k: at most {min(most, _MOST_SPLITS)} for k = {k}, not {asked}")
-    splits = asked or min(_MOST_SPLITS, most, max(1, spec.sm_count // tiles))
+    if asked is not None:
+        splits = asked
+    elif tile.tall:
+        splits = skinny_parts(tiles, k, spec.sm_count, _MOST_SPLITS)
+    else:
+        splits = min(_MOST_SPLITS, most, max(1, spec.sm_count // tiles))
     splits = -(-most // -(-most // splits))  # as many as have chunks
     together = splits if splits <= _FEW else math.isqrt(splits - 1) + 1
     return replace(tile, split_k=splits, together=together)
 
 
-def _promotion(shape: tuple[int, int, int, int], spec: DeviceSpec, *, tall: bool) -> int:
-    """Steps of k between promotions: as many as are accurate enough, and none is multiplied in vain."""
+def _promotion(shape: tuple[int, int, int, int], spec: DeviceSpec) -> int:
+    """Steps of k between promotions: 32 where they are accurate enough, and none is multiplied in vain."""
     batch, m, n, k = shape
-    cut = math.ceil(m / 128) * math.ceil(n / 128) * batch * _CUT_TILES <= spec.sm_count
     if k > _SHORT:
-        return CHUNK if tall and k >= _LONG and not cut else 32
+        return 32
+    cut = math.ceil(m / 128) * math.ceil(n / 128) * batch * _CUT_TILES <= spec.sm_count
     steps = 2 * -(-k // (2 * chunks(k)))
     return 16 if batch == 1 or cut or k < CHUNK or (steps - 1) % 32 < 16 else 32

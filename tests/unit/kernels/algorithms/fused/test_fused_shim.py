@@ -18,19 +18,16 @@ from fused_cases import (
     check_long_promotion,
     check_not_finite,
     elementwise,
-    long_sums,
     run,
 )
 from simt_cases import ShimMachine, random
 from simt_shim import Order, ShimLauncher
 
 from gemmserve_kernels.algorithms.fused import gemm as fused
-from gemmserve_kernels.algorithms.fused.tile import choose_tile
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.problem.config import GemmConfig
 
 SPEC = KNOWN["H200"]
-LONG_SUMS = long_sums(6144)
 
 
 tiles = pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
@@ -88,15 +85,6 @@ def test_sums_may_leave_the_tensor_core_once_for_each_chunk(kind):
     _, halves = run(machine(), a, b, config=replace(WHOLE, promote=32))
     assert elementwise(a, b, whole) <= 2 * elementwise(a, b, halves) + 1
     check_case(machine(), CASES["CR 70"], WHOLE)
-
-
-@pytest.mark.parametrize("kind", LONG_SUMS)
-def test_long_sums_of_skinny_products_are_no_worse_than_plain_float32s(kind):
-    """With the promotion that is chosen for them."""
-    a, b = LONG_SUMS[kind]
-    promote = choose_tile(None, (1, 64, 8192, a.shape[1]), SPEC).promote
-    assert promote == 64
-    check_elements(machine(), a, b, config=GemmConfig(block_m=128, promote=promote, split_k=2))
 
 
 @tiles

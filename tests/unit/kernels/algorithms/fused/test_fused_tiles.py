@@ -69,26 +69,6 @@ def test_they_stay_longer_where_a_blas_would_not_cut_k(shape, promote):
     assert choose_tile(None, shape, H200).promote == promote
 
 
-@pytest.mark.parametrize(
-    ("shape", "promote"),
-    [
-        ((1, 64, 8192, 8192), 64), ((1, 8192, 64, 8192), 64), ((1, 16, 16384, 6144), 64), ((2, 64, 4096, 8192), 64),
-        ((1, 64, 8192, 6143), 32),
-        ((1, 64, 2048, 8192), 32), ((1, 4096, 64, 65536), 32),  # few tiles: a BLAS cuts k
-        ((1, 192, 8192, 8192), 32), ((1, 64, 64, 65536), 32),  # not tall
-    ],
-)  # fmt: skip
-def test_sums_of_a_chunk_stay_in_the_tensor_core_over_a_long_k(shape, promote):
-    assert choose_tile(None, shape, H200).promote == promote
-
-
-def test_the_promotion_is_that_of_the_tile_which_is_asked_for():
-    shape = (1, 64, 8192, 8192)
-    assert choose_tile(GemmConfig(block_m=64), shape, H200).promote == 32
-    assert choose_tile(GemmConfig(promote=32), shape, H200).promote == 32
-    assert choose_tile(GemmConfig(block_m=128), (1, 192, 8192, 8192), H200).promote == 64
-
-
 def test_a_configuration_is_honoured_or_refused():
     shape = (1, 64, 64, 1000)
     tile = choose_tile(GemmConfig(split_k=5, raster=2, promote=32, stages=3), shape, H200)
