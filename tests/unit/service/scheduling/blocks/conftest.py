@@ -13,16 +13,27 @@ from gemmserve_service.schemas import GemmParams
 
 
 @pytest.fixture
-def make_large(store, put, listener):
-    """A product of n x n matrices, of (n / SIDE)^2 blocks."""
+def squares(store, put):
+    """An n x n matrix of ones, and two operands like it."""
 
-    async def make(name, n=64, **fields):
+    async def make(n):
         square = np.ones((n, n), "c8")
         operands = {}
         for key in ("a", "b"):
             upload = await put(store, square, scratch=True)
             await upload.commit()
             operands[key] = store.pin_upload(upload)
+        return square, operands
+
+    return make
+
+
+@pytest.fixture
+def make_large(store, squares, listener):
+    """A product of n x n matrices, of (n / SIDE)^2 blocks."""
+
+    async def make(name, n=64, **fields):
+        square, operands = await squares(n)
         problem = products.build(GemmParams(), {key: Operand.of(square) for key in operands})
         results = {"d": store.allocate(square.dtype, square.shape, "C", ttl_s=None, scratch=True)}
         return Task(name, GemmParams(), problem, operands, results, listener, **fields)

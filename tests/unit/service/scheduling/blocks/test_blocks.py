@@ -693,16 +693,11 @@ def products_of(n):
 
 
 @pytest.fixture
-def reduction(store, put, listener):
+def reduction(store, squares, listener):
     """Largest magnitudes of a product of n x n matrices, of (n / SIDE)^2 blocks."""
 
     async def make_and_submit(scheduler, name="large", n=64, **fields):
-        square = np.ones((n, n), "c8")
-        operands = {}
-        for key in ("a", "b"):
-            upload = await put(store, square, scratch=True)
-            await upload.commit()
-            operands[key] = store.pin_upload(upload)
+        square, operands = await squares(n)
         params = GemmReduceParams(reduce=["absmax", "argmax", "mean"])
         problem = products.build(params, {key: Operand.of(square) for key in operands})
         results = {
