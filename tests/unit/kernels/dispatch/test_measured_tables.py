@@ -63,6 +63,10 @@ def algorithm(m, n, k, dtype, batch=(), **options):
         ((8192, 8192, 8192), "complex64", "wgmma"),
         ((2048, 2048, 2048), "complex64", "wgmma"),
         ((1024, 1024, 1024), "complex64", "wgmma"),
+        ((1, 8192, 8192), "complex64", "vendor"),  # a vector: the BLAS reads the matrix once
+        ((4, 8192, 8192), "complex64", "fused"),
+        ((128, 12_000, 512), "complex64", "fused"),
+        ((32_768, 64, 64), "complex64", "fused"),
         ((64, 8192, 8192), "complex64", "fused"),
         ((8192, 64, 8192), "complex64", "fused"),
         ((128, 8192, 8192), "complex64", "fused"),
