@@ -116,4 +116,13 @@ def _head_of(text: bytes) -> tuple[str, list[ExtentRow]] | None:
         name: str = task["task"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return (name, rows) if len(message) == len(task) == 2 else None  # nothing else is there
+    # Nothing else is there; what is of another type, the model's reader refuses.
+    plain = len(message) == len(task) == 2 and type(name) is str and all(map(_is_row, rows))
+    return (name, rows) if plain else None
+
+
+def _is_row(row: ExtentRow) -> bool:
+    name, path, nbytes, start, array = row
+    return (
+        type(name) is type(path) is str and type(nbytes) is type(start) is int and (array is None or type(array) is str)
+    )

@@ -103,6 +103,23 @@ def test_a_head_that_is_none_is_left_to_who_reads_all_of_it(head):
     assert knows(work()).find(head.encode("latin-1") + tail) is None
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        '["x",1,4096,0,null]',
+        '["x","/x","4096",0,null]',
+        '["x","/x",4096,0.5,null]',
+        '["x","/x",true,0,null]',
+        '["x","/x",1,0,7]',
+    ],
+)
+def test_a_row_of_other_types_is_refused_by_who_reads_all_of_it(row):
+    other = text(work()).replace(b'["x","/x",4096,64,"a1"]', row.encode())
+    assert other != text(work())
+    assert knows(work()).find(other) is None
+    assert knows(work()).find(text(work())) is not None
+
+
 def test_a_task_that_lacks_a_row():
     with pytest.raises(ProtocolError, match="task t9"):
         knows(work()).find(text(work("t9", ROWS[:2])))
