@@ -22,6 +22,7 @@ import itertools
 import math
 from collections import deque
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gemmserve_kernels import KernelError, Plan
@@ -388,7 +389,8 @@ class Blocks:
     def _cut(self, workers: int, slots: tuple[int, int] | None) -> None:
         """Cut the grid into a tile for each worker, as far as it goes. A tile whose panels all have `slots` is gone
         through as a wavefront of its own: what is left of the grid's begins with a panel for every block in tiles off
-        its corner. (None: nothing is known of slots.)
+        its corner. (None: nothing is known of slots.) Tiles that share panels begin with different ones of these, so
+        that each comes from the host for one of them, and is there when the others want it.
         """
         rows, columns = self._extents
         self._shape = _tiles(workers, rows, columns)
@@ -396,7 +398,11 @@ class Blocks:
         for index in self._order:
             self._tiles[self._tile_of(index)].append(index)
         if len(self._tiles) > 1 and len(self.grid.runs) == 1:
-            self._tiles = [deque(_wavefront(self.grid, tile, slots)) for tile in self._tiles]
+            down, across = self._shape
+            self._tiles = [
+                deque(_wavefront(self.grid, tile, slots, Fraction(at % across, across), Fraction(at // across, down)))
+                for at, tile in enumerate(self._tiles)
+            ]
 
     @property
     def _extents(self) -> tuple[int, int]:
@@ -449,14 +455,23 @@ def _plan(grid: Grid, worker: Worker) -> MemoryPlan | None:
         return None
 
 
-def _wavefront(grid: Grid, tile: Collection[int], slots: tuple[int, int] | None) -> Collection[int]:
-    """Return the blocks of a tile of one run of matrices as a wavefront from its corner, or as they are where `slots`
-    do not hold all of its panels.
+def _wavefront(
+    grid: Grid, tile: Collection[int], slots: tuple[int, int] | None, row_share: Fraction, column_share: Fraction
+) -> Collection[int]:
+    """Return the blocks of a tile of one run of matrices as a wavefront that begins with those rows and columns, as
+    shares of all, or as they are where `slots` do not hold all of its panels.
     """
     _, rows, columns = (sorted(set(places)) for places in zip(*map(grid.place, tile), strict=True))
     if slots is not None and (len(rows) > slots[0] or len(columns) > slots[1]):
         return tile
+    rows, columns = _from(rows, row_share), _from(columns, column_share)
     return [grid.at(0, rows[row], columns[column]) for row, column in shells(len(rows), len(columns))]
+
+
+def _from(numbers: list[int], share: Fraction) -> list[int]:
+    """Return numbers from the one on that is behind such a share of them, and then those before it."""
+    first = int(len(numbers) * share)
+    return numbers[first:] + numbers[:first]
 
 
 def _tiles(workers: int, rows: int, columns: int) -> tuple[int, int]:

@@ -1,0 +1,301 @@
+"""Panels from other devices: what is copied, from whom nothing is, and when memory may go."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+import weakref
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gemmserve_kernels.device.interruption import interruptible
+from gemmserve_service.executor.worker.blocks import peer_panels
+from gemmserve_service.executor.worker.blocks.panel_table import Offer, PanelsFile, PanelTable
+from gemmserve_service.executor.worker.blocks.peer_panels import PeerPanels
+from gemmserve_service.store.extents.memfd import create_panel_table
+
+NBYTES = 1 << 20
+WAIT_S = 30
+
+
+class Link:
+    """Device whose memory is this process's, each allocation known by its address."""
+
+    def __init__(self, number):
+        self.bus_id = f"0000:0{number}:00.0"
+        self.opened, self.closed, self.asked = [], [], []
+        self.reached = True
+        self.may_close = threading.Event()
+        self.may_close.set()
+        self.during = lambda: None
+        """Called in the middle of every copy."""
+        self.seconds = 0.0
+
+    def offer(self, address, nbytes):
+        return Offer(address.to_bytes(64, "little"), 0, nbytes)
+
+    def reaches(self, bus_id):
+        self.asked.append(bus_id)
+        return self.reached
+
+    def open(self, handle):
+        self.opened.append(int.from_bytes(handle, "little"))
+        return self.opened[-1]
+
+    def close(self, address):
+        assert self.may_close.wait(WAIT_S)
+        self.closed.append(address)
+
+    def copy(self, target, source, nbytes):
+        ctypes.memmove(target, source, nbytes)
+        time.sleep(self.seconds)
+        self.during()
+
+    def enter(self):
+        pass
+
+
+class Memory:
+    """Something that others may have mapped."""
+
+
+class Array:
+    """Array of a device."""
+
+    def __init__(self, memory):
+        self.memory, self.nbytes = memory, memory.nbytes
+        self.data = SimpleNamespace(ptr=memory.ctypes.data)
+
+
+@pytest.fixture
+def path():
+    fd = create_panel_table(3)
+    yield f"/proc/{os.getpid()}/fd/{fd}"
+    os.close(fd)
+
+
+class Device:
+    """A worker with two slots of the product."""
+
+    def __init__(self, path, number):
+        self.link = Link(number)
+        self.peers = PeerPanels(PanelTable(PanelsFile(path, number), self.link.bus_id), self.link)
+        self.memory = [np.full(NBYTES, 10 * number + slot, np.uint8) for slot in range(2)]
+        self.slots = self.share()
+
+    def share(self, parent="t"):
+        return self.peers.share(parent, [(each.ctypes.data, each.nbytes) for each in self.memory])
+
+    def has(self, slot, side="b", panel=5):
+        assert self.slots.retract(slot)
+        self.slots.coming(slot, side, panel)
+        self.slots.ready(slot)
+
+    def bring(self, side="b", panel=5):
+        array = Array(np.full(NBYTES, 255, np.uint8))
+        return int(array.memory[0]) if self.slots.bring(side, panel, array) and np.ptp(array.memory) == 0 else None
+
+
+@pytest.fixture
+def devices(path):
+    made = [Device(path, number) for number in range(2)]
+    yield made
+    for device in made:
+        device.slots.close([])
+    until(lambda: not any(device.peers._mapped for device in made))
+    for device in made:
+        device.peers.table.close()
+
+
+def until(true):
+    end = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_a_panel_that_another_device_has_comes_from_there(devices) -> None:
+    one, other = devices
+    assert other.bring() is None
+    one.has(1)
+    assert other.bring() == 1
+    assert other.bring("a") is None
+    assert other.bring("b", 4) is None
+    assert other.peers.copied == 1
+    assert other.link.opened == [one.memory[1].ctypes.data]
+    one.has(0, "a", 0)
+    assert (other.bring("a", 0), other.bring()) == (0, 1)
+    assert len(other.link.opened) == 2, "what is mapped stays so"
+    assert one.slots.retract(1), "nobody reads it any more"
+
+
+def test_a_panel_that_is_under_way_to_another_device_is_waited_for(devices) -> None:
+    one, other = devices
+    assert one.slots.retract(1)
+    one.slots.coming(1, "b", 5)
+    brought = []
+    waits = threading.Thread(target=lambda: brought.append(other.bring()))
+    waits.start()
+    time.sleep(0.05)
+    assert not brought
+    one.slots.ready(1)
+    waits.join(WAIT_S)
+    assert brought == [1]
+
+
+def test_nobody_waits_for_long(devices, monkeypatch) -> None:
+    """Past a few times what the host would take it comes from there; and whoever is not wanted any more ends."""
+    one, other = devices
+    assert one.slots.retract(1)
+    one.slots.coming(1, "b", 5)
+    other.slots.came(NBYTES, 0.02)
+    began = time.monotonic()
+    assert other.bring() is None
+    assert 0.05 < time.monotonic() - began < 1.0
+
+    def stop():
+        raise InterruptedError
+
+    monkeypatch.setattr(peer_panels, "_LONGEST_S", 1000.0)
+    other.peers.host_rate = 0.0
+    with interruptible(stop), pytest.raises(InterruptedError):
+        other.bring()
+    one.slots.close([])
+    assert other.bring() is None
+
+
+def test_nothing_comes_from_where_there_is_no_way(devices) -> None:
+    one, other = devices
+    other.link.reached = False
+    one.has(1)
+    assert [other.bring(), other.bring()] == [None, None]
+    assert other.link.asked == [one.link.bus_id], "decided once"
+    assert other.link.opened == []
+
+
+@pytest.mark.parametrize("fails", ["open", "copy"])
+def test_nothing_comes_any_more_from_where_it_failed(devices, fails) -> None:
+    one, other = devices
+    one.has(1)
+
+    def fail(*_):
+        raise RuntimeError("cudaErrorMapBufferObjectFailed")
+
+    setattr(other.link, fails, fail)
+    assert other.bring() is None
+    delattr(other.link, fails)
+    assert other.bring() is None
+    assert one.slots.retract(1), "nothing is left locked"
+    if fails == "open":
+        assert not one.peers.table.mapped(1)
+
+
+def test_panels_that_cannot_be_offered_are_not_shared(devices) -> None:
+    one, _ = devices
+
+    def fail(*_):
+        raise RuntimeError("cudaErrorNotSupported")
+
+    one.link.offer = fail
+    assert one.share() is None
+
+
+def test_a_device_slower_than_the_hosts_memory_is_left(devices) -> None:
+    """Twice in a row: the first copy makes the way ready."""
+    one, other = devices
+    one.has(1)
+    other.slots.came(NBYTES, 0.005)
+    other.link.seconds = 0.02
+    assert other.bring() == 1
+    other.link.seconds = 0.0
+    assert other.bring() == 1
+    other.link.seconds = 0.02
+    assert [other.bring() for _ in range(3)] == [1, 1, None]
+
+
+def test_a_panel_is_not_taken_whose_worker_went_meanwhile(devices, path) -> None:
+    one, other = devices
+    one.has(1)
+    other.link.during = one.peers.table.close  # as the end of its process does
+    assert other.bring() is None
+    assert other.peers.copied == 0
+    until(lambda: other.link.closed == other.link.opened)
+    one.peers.table = PanelTable(PanelsFile(path, 0), one.link.bus_id)
+    one.slots = one.share()
+    one.has(1)
+    other.link.during = lambda: None
+    assert other.bring() == 1, "the next one's are"
+
+
+def test_a_slot_is_not_filled_while_it_is_read(devices) -> None:
+    one, other = devices
+    one.has(1)
+    found = []
+    other.link.during = lambda: found.append(one.slots.retract(1))
+    assert other.bring() == 1
+    assert found == [False]
+    assert one.slots.retract(1)
+
+
+def test_a_slot_that_was_filled_all_the_same_is_noticed(devices) -> None:
+    one, other = devices
+    one.has(1)
+    other.link.during = lambda: one.peers.table.coming(1, "b", 6)
+    assert other.bring() is None
+
+
+def test_memory_stays_while_another_device_has_it_mapped(devices) -> None:
+    one, other = devices
+    one.has(1)
+    assert other.bring() == 1
+    memory = Memory()
+    gone = weakref.ref(memory)
+    other.link.may_close.clear()
+    other.slots.close([])
+    one.slots.close([memory])
+    del memory
+    one.peers.sweep(0.05)
+    assert gone() is not None
+    other.link.may_close.set()
+    until(lambda: gone() is None)
+    assert other.link.closed == other.link.opened
+
+
+def test_memory_that_nobody_has_mapped_goes_at_once(devices) -> None:
+    one, _ = devices
+    memory = Memory()
+    gone = weakref.ref(memory)
+    one.slots.close([memory])
+    del memory
+    assert gone() is None
+
+
+def test_who_is_through_with_a_product_unmaps(devices) -> None:
+    one, other = devices
+    one.has(1)
+    assert other.bring() == 1
+    other.slots.close([])
+    until(lambda: other.link.closed == other.link.opened)
+    assert not one.peers.table.mapped(1)
+    assert other.bring() is None
+
+
+def test_fewer_slots_are_another_generation(devices) -> None:
+    """Memory of those that went is free when the others have mapped anew what is left."""
+    one, other = devices
+    one.has(0, "a", 3)
+    one.has(1)
+    assert (other.bring(), other.bring("a", 3)) == (1, 0)
+    memory = Memory()
+    gone = weakref.ref(memory)
+    assert one.slots.retract(1)
+    one.slots.drop([memory])
+    del memory
+    until(lambda: gone() is None)
+    assert other.bring() is None
+    assert other.bring("a", 3) == 0
+    assert len(other.link.opened) == 3
