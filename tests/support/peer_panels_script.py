@@ -4,16 +4,13 @@ a process of its own. NumPy computes in the kernels' place.
 Takes a JSON object as its argument and steps on standard input; prints a JSON object a step.
 """
 
-
 import json
 import pathlib
 import sys
-import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "cupy_on_numpy"))
 
-import cupy
 import numpy as np
 from cupy._array import ACCOUNT
 from cupy.cuda import runtime

@@ -5,6 +5,7 @@ import numbers
 import os
 import threading
 import weakref
+from pathlib import Path
 
 import numpy as np
 
@@ -119,7 +120,7 @@ NUMBERS = itertools.count()
 
 
 def shared(nbytes):
-    path = os.path.join(SHARED, f"{os.getpid()}-{next(NUMBERS)}")
+    path = Path(SHARED, f"{os.getpid()}-{next(NUMBERS)}")
     memory = np.memmap(path, np.uint8, "w+", shape=(nbytes,))
     ALLOCATIONS[memory.ctypes.data] = path, nbytes
     weakref.finalize(memory, freed, memory.ctypes.data, path)
@@ -128,7 +129,7 @@ def shared(nbytes):
 
 def freed(address, path):
     ALLOCATIONS.pop(address, None)
-    os.unlink(path)
+    path.unlink()
 
 
 def aligned(nbytes):

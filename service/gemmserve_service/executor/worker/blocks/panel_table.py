@@ -258,9 +258,7 @@ class PanelTable:
             return None
         bus_id = head.bus_id.rstrip(b"\0").decode()
         offer = Offer(handle, offset, nbytes)
-        return Found(
-            row, slot, head.incarnation, head.generation, head.process, bus_id, fills, offer, state == _READY
-        )
+        return Found(row, slot, head.incarnation, head.generation, head.process, bus_id, fills, offer, state == _READY)
 
     @staticmethod
     def _base(row: int) -> int:

@@ -31,6 +31,8 @@ _TIMES: Final = 3.0
 """Likewise, times as long as it would take from the host."""
 _POLL_S: Final = 0.02
 """Seconds between two looks at whether mapped memory is to be given up."""
+_SLOW: Final = 2
+"""Panels in a row that came more slowly than from the host: the first copy makes the way ready."""
 _LEAST_BYTES: Final = 1 << 20
 """Bytes of a copy from which on its rate says something."""
 
@@ -55,7 +57,7 @@ class PeerLink(Protocol):
         """End that. Raises RuntimeError."""
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
-        """Copy to this device, in the order of the caller's stream, and return when it is there. Raises RuntimeError."""
+        """Copy to this device, in the caller's stream, and return when it is there. Raises RuntimeError."""
 
     def enter(self) -> None:
         """Make the calling thread one that uses the device."""
@@ -92,8 +94,8 @@ class PeerPanels:
         self._mapped: dict[tuple[int, int, int, bytes], _Mapped] = {}
         self._refused: set[tuple[int, int]] = set()
         """Row and incarnation of workers from which nothing is copied any more."""
-        self._slow: set[tuple[int, int]] = set()
-        """Of those from which the last panel came more slowly than from the host; the first copy makes ways ready."""
+        self._slow: dict[tuple[int, int], int] = {}
+        """Panels of a generation, by its row, that came more slowly than the host's memory gives them, in a row."""
         self._kept: list[tuple[int, Any]] = []
         """Memory that was let go, and generation in which others may have it mapped."""
         self._janitor: threading.Thread | None = None
@@ -159,23 +161,22 @@ class PeerPanels:
         key = found.row, found.incarnation
         if key not in self._refused and not self.link.reaches(found.bus_id):
             self._refuse(found, "there is no way from there to this device")
-        return key in self._refused
+        return key in self._refused or self._slow.get((found.row, found.generation), 0) >= _SLOW
 
     def _refuse(self, found: Found, reason: str) -> None:
         self._refused.add((found.row, found.incarnation))
         log.info("panels do not come from device %s: %s", found.bus_id, reason)
 
     def _judge(self, found: Found, nbytes: int, seconds: float) -> None:
-        """Copy no more from a device that was slower than the host's memory twice in a row."""
-        rate, key = nbytes / max(seconds, 1e-9), (found.row, found.incarnation)
+        """Copy no more of a product from a device that was slower than the host's memory twice in a row."""
+        rate, key = nbytes / max(seconds, 1e-9), (found.row, found.generation)
         if nbytes < _LEAST_BYTES:
             return
-        if self.host_rate <= rate:
-            self._slow.discard(key)
-        elif key in self._slow:
-            self._refuse(found, f"{rate / 1e9:.1f} GB/s, and {self.host_rate / 1e9:.1f} from the host's memory")
-        else:
-            self._slow.add(key)
+        slow = self._slow.get(key, 0) + 1 if rate < self.host_rate else 0
+        self._slow = {each: count for each, count in self._slow.items() if each[0] != found.row} | {key: slow}
+        if slow == _SLOW:
+            rates = rate / 1e9, self.host_rate / 1e9
+            log.info("panels come more slowly from device %s than from the host: %.1f GB/s, %.1f", found.bus_id, *rates)
 
     def _address(self, found: Found, owner: SharedSlots) -> int | None:
         """Return the address of a panel's allocation, mapped if it is not yet; None: it may be gone."""

@@ -243,9 +243,7 @@ class CupyBackend:
                 if make_room is not None and not make_room():
                     continue
                 try:
-                    slots = PanelSlots(
-                        grid, plan, self.cupy.cuda.alloc, self._view, windows=plan.windows, share=share
-                    )
+                    slots = PanelSlots(grid, plan, self.cupy.cuda.alloc, self._view, windows=plan.windows, share=share)
                     break
                 except self.out_of_memory as error:
                     log.info("out of device memory for panels: %s", error)

@@ -32,7 +32,7 @@ class CupyPeerLink:
     def offer(self, address: int, nbytes: int) -> Offer:
         """See `PeerLink`."""
         start, _ = driver.allocation_of(address)
-        return Offer(self._cuda.runtime.ipcGetMemHandle(address), address - start, nbytes)
+        return Offer(self._cuda.runtime.ipcGetMemHandle(start), address - start, nbytes)
 
     def _reaches(self, bus_id: str) -> bool:
         """See `PeerLink`. A device's own parts (MIG) have no way between them either."""

@@ -1,4 +1,5 @@
 import os
+import pathlib
 
 is_hip = False
 CUDA_R_16F, CUDA_R_32F, CUDA_R_64F, CUDA_C_32F, CUDA_C_64F, CUDA_R_8I = 2, 0, 1, 4, 5, 3
@@ -117,17 +118,20 @@ def _allocation_of(address):
 def ipcGetMemHandle(address):
     from cupy._array import ALLOCATIONS
 
-    handle = os.path.basename(ALLOCATIONS[_allocation_of(address)[0]][0]).encode()
+    start, _ = _allocation_of(address)
+    assert start == address, "not where an allocation begins"
+    handle = ALLOCATIONS[start][0].name.encode()
     return handle.ljust(_HANDLE_BYTES, b"\0")
 
 
 def ipcOpenMemHandle(handle, flags=1):
     import numpy as np
+
     from cupy._array import SHARED
 
     assert len(handle) == _HANDLE_BYTES
     try:
-        memory = np.memmap(os.path.join(SHARED, handle.rstrip(b"\0").decode()), np.uint8, "r")
+        memory = np.memmap(pathlib.Path(SHARED, handle.rstrip(b"\0").decode()), np.uint8, "r")
     except OSError as error:
         raise CUDARuntimeError(f"cudaErrorInvalidResourceHandle: {error}") from error
     _opened[memory.ctypes.data] = memory

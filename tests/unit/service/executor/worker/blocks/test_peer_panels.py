@@ -205,7 +205,7 @@ def test_panels_that_cannot_be_offered_are_not_shared(devices) -> None:
 
 
 def test_a_device_slower_than_the_hosts_memory_is_left(devices) -> None:
-    """Twice in a row: the first copy makes the way ready."""
+    """Twice in a row: the first copy makes the way ready. Of the next product it is tried again."""
     one, other = devices
     one.has(1)
     other.slots.came(NBYTES, 0.005)
@@ -214,6 +214,10 @@ def test_a_device_slower_than_the_hosts_memory_is_left(devices) -> None:
     other.link.seconds = 0.0
     assert other.bring() == 1
     other.link.seconds = 0.02
+    assert [other.bring() for _ in range(3)] == [1, 1, None]
+    one.slots.close([])
+    one.slots = one.share()
+    one.has(1)
     assert [other.bring() for _ in range(3)] == [1, 1, None]
 
 
