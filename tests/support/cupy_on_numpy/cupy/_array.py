@@ -112,7 +112,7 @@ class Account:
 ACCOUNT = Account()
 
 
-SHARED = os.environ.get("CUPY_ON_NUMPY_SHARED")
+SHARED = Path(os.environ["CUPY_ON_NUMPY_SHARED"]) if "CUPY_ON_NUMPY_SHARED" in os.environ else None
 """Folder of files that a device's memory is then, so that other processes can map it."""
 ALLOCATIONS = {}
 """Files by the address at which they are mapped, with their bytes."""
@@ -120,7 +120,7 @@ NUMBERS = itertools.count()
 
 
 def shared(nbytes):
-    path = Path(SHARED, f"{os.getpid()}-{next(NUMBERS)}")
+    path = SHARED / f"{os.getpid()}-{next(NUMBERS)}"
     memory = np.memmap(path, np.uint8, "w+", shape=(nbytes,))
     ALLOCATIONS[memory.ctypes.data] = path, nbytes
     weakref.finalize(memory, freed, memory.ctypes.data, path)

@@ -1,5 +1,4 @@
 import os
-import pathlib
 
 is_hip = False
 CUDA_R_16F, CUDA_R_32F, CUDA_R_64F, CUDA_C_32F, CUDA_C_64F, CUDA_R_8I = 2, 0, 1, 4, 5, 3
@@ -131,7 +130,7 @@ def ipcOpenMemHandle(handle, flags=1):
 
     assert len(handle) == _HANDLE_BYTES
     try:
-        memory = np.memmap(pathlib.Path(SHARED, handle.rstrip(b"\0").decode()), np.uint8, "r")
+        memory = np.memmap(SHARED / handle.rstrip(b"\0").decode(), np.uint8, "r")
     except OSError as error:
         raise CUDARuntimeError(f"cudaErrorInvalidResourceHandle: {error}") from error
     _opened[memory.ctypes.data] = memory
