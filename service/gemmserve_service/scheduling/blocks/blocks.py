@@ -22,7 +22,6 @@ import itertools
 import math
 from collections import deque
 from dataclasses import replace
-from fractions import Fraction
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gemmserve_kernels import KernelError, Plan
@@ -389,8 +388,8 @@ class Blocks:
     def _cut(self, workers: int, slots: tuple[int, int] | None) -> None:
         """Cut the grid into a tile for each worker, as far as it goes. A tile whose panels all have `slots` is gone
         through as a wavefront of its own: what is left of the grid's begins with a panel for every block in tiles off
-        its corner. (None: nothing is known of slots.) Tiles that share panels begin with different ones of these, so
-        that each comes from the host for one of them, and is there when the others want it.
+        its corner. (None: nothing is known of slots.) Tiles that share panels take them in turns, each beginning with
+        other ones, so that each comes from the host for one of them just before the others want it.
         """
         rows, columns = self._extents
         self._shape = _tiles(workers, rows, columns)
@@ -400,7 +399,7 @@ class Blocks:
         if len(self._tiles) > 1 and len(self.grid.runs) == 1:
             down, across = self._shape
             self._tiles = [
-                deque(_wavefront(self.grid, tile, slots, Fraction(at % across, across), Fraction(at // across, down)))
+                deque(_wavefront(self.grid, tile, slots, (at % across, across), (at // across, down)))
                 for at, tile in enumerate(self._tiles)
             ]
 
@@ -456,22 +455,28 @@ def _plan(grid: Grid, worker: Worker) -> MemoryPlan | None:
 
 
 def _wavefront(
-    grid: Grid, tile: Collection[int], slots: tuple[int, int] | None, row_share: Fraction, column_share: Fraction
+    grid: Grid,
+    tile: Collection[int],
+    slots: tuple[int, int] | None,
+    row_turn: tuple[int, int],
+    column_turn: tuple[int, int],
 ) -> Collection[int]:
-    """Return the blocks of a tile of one run of matrices as a wavefront that begins with those rows and columns, as
-    shares of all, or as they are where `slots` do not hold all of its panels.
+    """Return the blocks of a tile of one run of matrices as a wavefront, or as they are where `slots` do not hold all
+    of its panels. `row_turn`, `column_turn`: number of the tile among those that have the same rows (columns), and how
+    many have.
     """
     _, rows, columns = (sorted(set(places)) for places in zip(*map(grid.place, tile), strict=True))
     if slots is not None and (len(rows) > slots[0] or len(columns) > slots[1]):
         return tile
-    rows, columns = _from(rows, row_share), _from(columns, column_share)
+    rows, columns = _in_turns(rows, *row_turn), _in_turns(columns, *column_turn)
     return [grid.at(0, rows[row], columns[column]) for row, column in shells(len(rows), len(columns))]
 
 
-def _from(numbers: list[int], share: Fraction) -> list[int]:
-    """Return numbers from the one on that is behind such a share of them, and then those before it."""
-    first = int(len(numbers) * share)
-    return numbers[first:] + numbers[:first]
+def _in_turns(numbers: list[int], turn: int, count: int) -> list[int]:
+    """Return numbers by turns of `count` parts of them, each turn beginning with the part of that number."""
+    parts = [numbers[len(numbers) * at // count : len(numbers) * (at + 1) // count] for at in range(count)]
+    parts = parts[turn:] + parts[:turn]
+    return [each for some in itertools.zip_longest(*parts) for each in some if each is not None]
 
 
 def _tiles(workers: int, rows: int, columns: int) -> tuple[int, int]:

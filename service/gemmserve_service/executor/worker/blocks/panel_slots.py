@@ -269,13 +269,22 @@ class PanelSlots:
         return slot, side, index
 
     def _missing(self) -> tuple[Side, int] | None:
-        """Return side and block of the first panel that is not here."""
+        """Return side and block of the first panel that is not here; one that is under way to another device goes
+        behind the others, as long as there is a slot for each.
+        """
         there = {side: {slot.panel for slot in slots} for side, slots in self._slots.items()}
+        found: tuple[Side, int] | None = None
         for index in self._expected:
             for side, wanted in self._wanted.items():
-                if index in wanted and self.grid.panel(side, index) not in there[side]:
+                panel = self.grid.panel(side, index)
+                if index not in wanted or panel in there[side]:
+                    continue
+                room = None in there[side]
+                if self._shared is not None and room and self._shared.is_coming(side, panel):
+                    found = found or (side, index)
+                elif room or found is None:
                     return side, index
-        return None
+        return found
 
     def _needed(self, side: Side, index: int) -> set[int]:
         """Return panels that blocks need before that one, and have not taken yet."""

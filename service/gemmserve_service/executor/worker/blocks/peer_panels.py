@@ -265,6 +265,12 @@ class SharedSlots:
             time.sleep(_LOOK_S)
         return False
 
+    def is_coming(self, side: Side, panel: int) -> bool:
+        """Whether a panel is under way to another device, and there in none."""
+        table = self._peers.table
+        places = list(table.find(self._parent, side, panel))
+        return not any(found.ready for found in places) and any(map(table.lives, places))
+
     def came(self, nbytes: int, seconds: float) -> None:
         """Note how long a panel took from the host."""
         if nbytes >= _LEAST_BYTES:

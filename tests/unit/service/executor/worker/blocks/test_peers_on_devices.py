@@ -27,6 +27,12 @@ EXACT = A @ B
 """Sums below 2^24: exact in float32, in any order."""
 
 
+def turns(first):
+    """Halves of the columns, that with the first one first."""
+    halves = range(ACROSS // 2), range(ACROSS // 2, ACROSS)
+    return halves[::-1] if first else halves
+
+
 class Worker:
     def __init__(self, folder, device, panels, **told):
         told = {"n": N, "side": SIDE, "folder": str(folder), "device": device, "panels": panels, **told}
@@ -45,7 +51,7 @@ class Worker:
 
     def begin(self, rows, first=0, *, parent="t", result="d"):
         """Have it compute those rows of blocks as a wavefront from that column on."""
-        columns = [*range(first, ACROSS), *range(first)]
+        columns = [column for pair in zip(*turns(first), strict=True) for column in pair]
         order = [rows[row] * ACROSS + columns[column] for row, column in shells(len(rows), ACROSS)]
         self.ask(step="run", order=order, parent=parent, result=result)
 
@@ -106,7 +112,7 @@ RIGHT = hashlib.sha256(EXACT.tobytes()).hexdigest()
 
 
 def test_each_panel_comes_up_once_for_both(folder, start) -> None:
-    """Rows of A to one device each, and B once: a half to each, which the other copies from there."""
+    """Rows of A to one device each, and B once: to whichever is there first, from where the other copies it."""
     one, other = start(0, 1, kernel_s=0.01, piece_s=0.0003)
     for parent, result in (("t", "d"), ("u", "e")):  # the second finds nothing left of the first
         one.begin([0, 1], parent=parent, result=result)
@@ -116,7 +122,6 @@ def test_each_panel_comes_up_once_for_both(folder, start) -> None:
         assert bits(folder, result) == RIGHT
         assert 8 * PANEL <= sum(each["uploaded"] for each in said) <= 9 * PANEL
         assert sum(each["uploaded"] + each["copied"] for each in said) == 12 * PANEL
-        assert min(each["copied"] for each in said) >= PANEL
         for each in (one, other):
             each.ask(step="forget", parent=parent)
         assert [each.said() for each in (one, other)] == [{"step": "forgot", "used": 0, "mapped": 0}] * 2
