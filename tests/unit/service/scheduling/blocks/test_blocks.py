@@ -636,7 +636,9 @@ async def test_by_chance(seed, blocky, make_fake, large, submit, listener, store
 
 def _corner(grid, tile):
     """Blocks of the first two rows and columns of a tile, in its order."""
-    rows, columns = ([*dict.fromkeys(which(index) for index in tile)][:2] for which in (grid.row_panel, grid.column_panel))
+    rows, columns = (
+        [*dict.fromkeys(which(index) for index in tile)][:2] for which in (grid.row_panel, grid.column_panel)
+    )
     return [grid.at(0, row, column) for row in rows for column in columns]
 
 
@@ -645,7 +647,8 @@ def _corner(grid, tile):
     [
         (1, [[0, 1, 2, 3, 4, 5, 6, 7]], [[0, 1, 2, 3, 4, 5, 6, 7]]),
         (2, [[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 4, 1, 5, 2, 6, 3, 7], [4, 0, 5, 1, 6, 2, 7, 3]]),
-        (3, [[0, 1, 2], [3, 4, 5], [6, 7]], [[0, 2, 5, 1, 3, 6, 4, 7], [2, 5, 0, 3, 6, 1, 4, 7], [5, 0, 2, 6, 1, 3, 7, 4]]),
+        (3, [[0, 1, 2], [3, 4, 5], [6, 7]],
+         [[0, 2, 5, 1, 3, 6, 4, 7], [2, 5, 0, 3, 6, 1, 4, 7], [5, 0, 2, 6, 1, 3, 7, 4]]),
         (4, [[0, 2, 1, 3], [2, 0, 3, 1], [4, 6, 5, 7], [6, 4, 7, 5]],
          [[0, 2, 1, 3], [4, 6, 5, 7], [2, 0, 3, 1], [6, 4, 7, 5]]),
     ],

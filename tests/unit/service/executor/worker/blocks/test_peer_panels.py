@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import threading
 import time
 import weakref
@@ -12,9 +13,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from gemmserve_kernels import DeviceSpec, GemmProblem, Operand
+from gemmserve_kernels.blocks.grid import Grid
+from gemmserve_kernels.blocks.memory_plan import plan_memory
 from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_service.executor.worker.blocks import peer_panels
+from gemmserve_service.executor.worker.blocks.panel_slots import PanelSlots
 from gemmserve_service.executor.worker.blocks.panel_table import Offer, PanelsFile, PanelTable
+from gemmserve_service.executor.worker.blocks.panels_ahead import PanelsAhead
 from gemmserve_service.executor.worker.blocks.peer_panels import PeerPanels
 from gemmserve_service.store.extents.memfd import create_panel_table
 
@@ -51,9 +57,11 @@ class Link:
         self.closed.append(address)
 
     def copy(self, target, source, nbytes):
-        ctypes.memmove(target, source, nbytes)
+        half = nbytes // 2
+        ctypes.memmove(target, source, half)
         time.sleep(self.seconds)
         self.during()
+        ctypes.memmove(target + half, source + half, nbytes - half)
 
     def enter(self):
         pass
@@ -303,3 +311,187 @@ def test_fewer_slots_are_another_generation(devices) -> None:
     assert other.bring() is None
     assert other.bring("a", 3) == 0
     assert len(other.link.opened) == 3
+
+
+# -- slots of panels ------------------------------------------------------------------------------------------------
+
+SIDE = 16
+PANEL = SIDE * 4 * SIDE * 8
+SQUARE = Operand.contiguous((4 * SIDE, 4 * SIDE), np.dtype("f8"))
+GRID = Grid.with_sides(GemmProblem.build(SQUARE, SQUARE), (SIDE, SIDE, 1))
+
+
+class Pool:
+    """Memory of a device, given again as soon as nobody has it, with something else in it."""
+
+    def __init__(self):
+        self.free = []
+
+    def allocate(self, nbytes):
+        return Pooled(self, self.free.pop() if self.free else np.empty(PANEL, np.uint8))
+
+
+class Pooled:
+    def __init__(self, pool, array):
+        self.pool, self.array = pool, array
+
+    def __del__(self):
+        self.array.fill(255)
+        self.pool.free.append(self.array)
+
+
+class View:
+    """Panel in a slot."""
+
+    def __init__(self, memory, layout):
+        self.memory, self.nbytes = memory, layout.nbytes
+        self.data = SimpleNamespace(ptr=memory.array.ctypes.data)
+
+    def fill(self, value):
+        self.memory.array.fill(value)
+
+
+def sharing(device, more, *, pool=None):
+    """Slots of the grid that are shared, with memory for so many panels beside a pair."""
+    plan = plan_memory(GRID, DeviceSpec.cpu(), plan_memory(GRID, DeviceSpec.cpu(), 0).needed_bytes + more * PANEL)
+    pool = pool or Pool()
+
+    def share(memory):
+        return device.peers.share("t", [(each.array.ctypes.data, nbytes) for each, nbytes in memory])
+
+    return PanelSlots(GRID, plan, pool.allocate, View, share=share)
+
+
+def value(side, panel):
+    return 10 * (1 + (side == "b")) + panel
+
+
+def taken(slots, side, index):
+    """Use a panel, brought by filling it if it comes from the host."""
+    pin = slots.take(side, index, lambda array: array.fill(value(side, GRID.panel(side, index))), waits=True)
+    assert (pin.array.memory.array == value(side, GRID.panel(side, index))).all()
+    pin.release()
+
+
+def test_what_a_device_has_is_not_brought_from_the_host_again(devices) -> None:
+    one, other = (sharing(device, 6) for device in devices)
+    for index in (0, 1):
+        taken(one, "a", index)
+        taken(one, "b", index)
+    for index in (0, 1, 2):
+        taken(other, "a", index)
+        taken(other, "b", index)
+    assert (one.uploads, one.copies) == (3, 0)
+    assert (other.uploads, other.copies, other.uploaded_bytes, other.copied_bytes) == (1, 3, PANEL, 3 * PANEL)
+    for slots in (one, other):
+        slots.close()
+
+
+def test_a_slot_waits_for_the_device_that_reads_it(devices) -> None:
+    """Who needs another panel there, now or ahead of its block; and what could not be brought is in none."""
+    first, second = (sharing(device, 0) for device in devices)
+    taken(first, "b", 0)
+    reads, go_on = threading.Event(), threading.Event()
+    devices[1].link.during = lambda: (reads.set(), go_on.wait(WAIT_S))
+    reader = threading.Thread(target=taken, args=(second, "b", 0))
+    reader.start()
+    assert reads.wait(WAIT_S)
+    PanelsAhead(lambda: None).follow(first)
+    first.expect([1], lambda side, index, array: array.fill(value(side, GRID.panel(side, index))))
+    until(lambda: first.uploads == 2)  # the panel of A
+    waits = threading.Thread(target=taken, args=(first, "b", 1))
+    waits.start()
+    time.sleep(0.05)
+    assert first.uploads == 2
+    go_on.set()
+    for thread in (reader, waits):
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+    assert (first.uploads, second.copies) == (3, 1)
+    devices[1].link.during = lambda: None
+
+    def fail(array):
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        first.take("b", 2, fail, waits=True)
+    taken(second, "b", 2)
+    assert second.copies == 1
+    for slots in (first, second):
+        slots.close()
+
+
+def test_what_comes_to_another_device_is_brought_last(devices) -> None:
+    """Ahead of their blocks the panels come that nobody else brings; the other is copied once it is there."""
+    one, other = (sharing(device, 6) for device in devices)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(array):
+        begun.set()
+        assert go_on.wait(WAIT_S)
+        array.fill(value("a", 0))
+
+    slow = threading.Thread(target=lambda: one.take("a", 0, slowly, waits=True).release())
+    slow.start()
+    assert begun.wait(WAIT_S)
+    brought = []
+
+    def bring(side, index, array):
+        brought.append((side, GRID.panel(side, index)))
+        array.fill(value(side, GRID.panel(side, index)))
+
+    PanelsAhead(lambda: None).follow(other)
+    other.expect([0, 1, 4], bring)
+    until(lambda: len(brought) == 3)
+    go_on.set()
+    slow.join(WAIT_S)
+    until(lambda: other.copies == 1)
+    assert brought == [("b", 0), ("b", 1), ("a", 1)]
+    for slots in (one, other):
+        slots.close()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_a_block_reads_is_its_panel_whatever_others_do(devices, seed) -> None:
+    """Two devices at once, each with little memory or much, in orders of their own, some of it let go meanwhile, and
+    some panels that cannot be brought ahead; memory is given again at once when nobody has it.
+    """
+    chance = random.Random(seed)
+    pool = Pool()
+    mores = [chance.randrange(7) for _ in devices]
+    made = [sharing(device, more, pool=pool) for device, more in zip(devices, mores, strict=True)]
+    errors = []
+
+    def bring(side, index, array):
+        if chance.random() < 0.1:
+            raise OSError("gone")
+        time.sleep(chance.random() * 0.002)
+        array.fill(value(side, GRID.panel(side, index)))
+
+    def compute(slots, seed):
+        mine = random.Random(seed)
+        order = list(slots.plan.order)
+        mine.shuffle(order)
+        try:
+            for place, index in enumerate(order):
+                slots.expect(order[place : place + 4], bring)
+                for side in ("a", "b"):
+                    taken(slots, side, index)
+                if mine.random() < 0.15:
+                    slots.shrink(least=mine.random() < 0.5)
+            slots.close()
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    for device, slots in zip(devices, made, strict=True):
+        device.link.seconds = 0.001
+        PanelsAhead(lambda: None).follow(slots)
+    threads = [threading.Thread(target=compute, args=(slots, seed + 100 * at)) for at, slots in enumerate(made)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+    assert not errors
+    until(lambda: not any(device.peers._kept or device.peers._mapped for device in devices))
