@@ -175,10 +175,11 @@ class PanelSlots:
             freed += len(self._windows) * self.window_bytes
             self._windows = []
             for side, slots in self._slots.items():
-                idle = [slot for slot in slots if self._is_idle(slot)]
+                idle = [slot for slot in slots if not slot.pins]
                 idle.sort(key=self._rank(side, self._position + 1), reverse=True)
                 last = max(slots, key=lambda slot: slot.taken, default=None)
-                gone = [slot for slot in idle if slot is not last][: None if least else -(-len(idle) // 2)]
+                goes = [slot for slot in idle if slot is not last][: None if least else -(-len(idle) // 2)]
+                gone = [slot for slot in goes if self._is_idle(slot)]
                 freed += len(gone) * self.plan.slot_bytes["ab".index(side)]
                 memory += [slot.memory for slot in gone]
                 self._slots[side] = [slot for slot in slots if slot not in gone]

@@ -188,12 +188,13 @@ def test_slots_that_come_round_give_the_same_bits(folder, start, panels) -> None
     """With memory for so few panels each is let go while the other device may read it."""
     budget = panels * PANEL + 2 * SIDE * SIDE * 4
     one, other = start(0, 1, budget=budget, kernel_s=0.005)
-    one.begin([0, 1])
-    other.begin([2, 3])
-    said = [each.said() for each in (one, other)]
-    assert [each["answers"] for each in said] == [["done"] * 8] * 2, said
-    assert bits(folder) == RIGHT
-    assert max(each["peak"] for each in said) <= budget
+    for parent, result in (("t", "d"), ("u", "e")):
+        one.begin([0, 1], parent=parent, result=result)
+        other.begin([2, 3], parent=parent, result=result)
+        said = [each.said() for each in (one, other)]
+        assert [each["answers"] for each in said] == [["done"] * 8] * 2, said
+        assert bits(folder, result) == RIGHT
+        assert max(each["peak"] for each in said) <= budget
     for each in (one, other):
-        each.ask(step="forget", parent="t")
+        each.ask(step="forget", parent="u")
     assert [each.said() for each in (one, other)] == [{"step": "forgot", "used": 0, "mapped": 0}] * 2
