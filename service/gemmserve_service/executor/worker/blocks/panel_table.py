@@ -6,8 +6,9 @@ there is hints for whoever comes: that a panel is what it seems to be follows fr
 
 - A reader has a shared lock on the slot (`lease`) and looks at the row again: only then does what it says hold. Whoever
   owns the slot strikes the panel out first, and then fills the slot anew only if it gets that lock alone (`retract`).
-- Whoever has mapped a row's memory has a shared lock on the generation of the row (`hold_mapping`); the memory stays
-  until its owner gets that one alone (`mapped`). A new product, or fewer slots, are a new generation.
+- Whoever has mapped a row's memory has a shared lock on the generation of the row (`hold_mapping`), and has looked
+  again whether it is that one still; the memory stays until its owner, which has begun another generation first (for a
+  new product, for fewer slots, for none), gets that lock alone (`mapped`).
 - The owner has a lock on its row for as long as it lives.
 
 The locks are those of open files on bytes of the table's (fcntl(2), F_OFD_SETLK): the kernel takes them from a process
@@ -158,11 +159,11 @@ class PanelTable:
         return self._generation
 
     def end(self) -> None:
-        """Have no slots any more."""
+        """Have no slots any more: another generation, of which nothing can be mapped."""
         for slot in range(self._slots):
             self._put_state(slot, _EMPTY)
         self._slots, self._parent = 0, bytes(16)
-        self._write_head()
+        self.renew()
 
     def coming(self, slot: int, side: Side, panel: int) -> None:
         """Say that a panel comes to a slot that was `retract`ed."""

@@ -134,7 +134,7 @@ class PeerPanels:
     def copy(self, found: Found, target: int, nbytes: int, owner: SharedSlots) -> bool:
         """Copy a panel from another device; False: it is not known to be there, or did not come."""
         with self._lock:
-            if found.offer.nbytes < nbytes or self._is_refused(found) or not self.table.lease(found):
+            if found.offer.nbytes < nbytes or not self.table.lease(found):
                 return False
             try:
                 address = self._address(found, owner)
@@ -154,6 +154,10 @@ class PeerPanels:
             self.copied += 1
             self._judge(found, nbytes, seconds)
             return True
+
+    def places(self, parent: str, side: Side, panel: int) -> list[Found]:
+        """Return where that panel is, or is under way to, of devices from which panels may come."""
+        return [found for found in self.table.find(parent, side, panel) if not self._is_refused(found)]
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -210,10 +214,13 @@ class PeerPanels:
         """Give mapped memory up once either worker is at something else, and memory that others had mapped."""
         self.link.enter()
         while True:
-            with self._lock:
-                self._changed.wait(_POLL_S if self._mapped or self._kept else None)
-                self._unmap()
-            self.sweep()
+            try:
+                with self._lock:
+                    self._changed.wait(_POLL_S if self._mapped or self._kept else None)
+                    self._unmap()
+                self.sweep()
+            except OSError:
+                log.exception("the table of panels cannot be looked at")
 
     def _unmap(self) -> None:
         for key, mapped in list(self._mapped.items()):
@@ -250,7 +257,7 @@ class SharedSlots:
         while not self.closed:
             checkpoint()
             waits = False
-            for found in peers.table.find(self._parent, side, panel):
+            for found in peers.places(self._parent, side, panel):
                 key = found.row, found.incarnation, found.fills
                 if key in tried:
                     continue
@@ -267,9 +274,8 @@ class SharedSlots:
 
     def is_coming(self, side: Side, panel: int) -> bool:
         """Whether a panel is under way to another device, and there in none."""
-        table = self._peers.table
-        places = list(table.find(self._parent, side, panel))
-        return not any(found.ready for found in places) and any(map(table.lives, places))
+        places = self._peers.places(self._parent, side, panel)
+        return not any(found.ready for found in places) and any(map(self._peers.table.lives, places))
 
     def came(self, nbytes: int, seconds: float) -> None:
         """Note how long a panel took from the host."""

@@ -94,15 +94,27 @@ def test_another_generation_is_noticed(tables, change) -> None:
     assert other.hold_mapping(there)
     assert owner.mapped(generation)
     {"end": owner.end, "renew": owner.renew, "begin": lambda: owner.begin("t", OFFERS)}[change]()
-    assert other.lasts(there) == (change == "end"), "memory stays while it is mapped"
+    assert not other.lasts(there)
     other.release(there)
     assert not other.lease(there)
     assert owner.mapped(generation)
     other.drop_mapping(0, generation)
     assert not owner.mapped(generation)
-    if change != "end":
-        assert not other.hold_mapping(there)
-        assert not owner.mapped(generation)
+    assert not other.hold_mapping(there)
+    assert not owner.mapped(generation)
+
+
+@pytest.mark.parametrize("change", ["end", "renew"])
+def test_memory_that_may_have_gone_is_not_mapped(tables, change) -> None:
+    """Whoever has a lease, and comes to map the memory after its owner has looked whether anybody has."""
+    owner, other = tables
+    generation = owner.begin("t", OFFERS)
+    fill(owner, 0)
+    (there,) = found(other)
+    assert other.lease(there)
+    {"end": owner.end, "renew": owner.renew}[change]()
+    assert not owner.mapped(generation)
+    assert not other.hold_mapping(there)
 
 
 def test_a_worker_that_begins_again_has_nothing(tables, path) -> None:

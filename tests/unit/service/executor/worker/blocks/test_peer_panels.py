@@ -177,12 +177,20 @@ def test_nobody_waits_for_long(devices, monkeypatch) -> None:
 
 
 def test_nothing_comes_from_where_there_is_no_way(devices) -> None:
+    """Decided once; nor does anybody wait for what is under way to there."""
     one, other = devices
     other.link.reached = False
     one.has(1)
     assert [other.bring(), other.bring()] == [None, None]
-    assert other.link.asked == [one.link.bus_id], "decided once"
+    assert other.link.asked == [one.link.bus_id]
     assert other.link.opened == []
+    assert one.slots.retract(0)
+    one.slots.coming(0, "b", 3)
+    assert not other.slots.is_coming("b", 3)
+    other.peers.host_rate = 0.0
+    began = time.monotonic()
+    assert other.bring("b", 3) is None
+    assert time.monotonic() - began < peer_panels._LONGEST_S / 2
 
 
 @pytest.mark.parametrize("fails", ["open", "copy"])
