@@ -98,7 +98,8 @@ class DeviceCopies:
         memory = flat(data) if data.nbytes >= _DIRECT and _lies_as(array, data) else None
         stream = self._cupy.cuda.get_current_stream()
         if memory is not None and self._straight(memory):
-            self.start_load(array, memory)
+            for _, start, count in self._parts(memory):
+                self._link.upload(array.data.ptr + start, memory[start : start + count], stream)
             stream.synchronize()
         elif memory is not None:
             self._staging.to_device(array.data.ptr, memory, stream)
@@ -117,7 +118,8 @@ class DeviceCopies:
         memory = flat(out) if out.nbytes >= _DIRECT else None
         stream = self._cupy.cuda.get_current_stream()
         if memory is not None and _lies_as(array, out) and self._straight(memory):
-            self.start_store(array, memory)
+            for _, start, count in self._parts(memory):
+                self._link.download(memory[start : start + count], array.data.ptr + start, stream)
             stream.synchronize()
         elif memory is not None and _lies_as(array, out):
             self._staging.to_host(memory, array.data.ptr, stream)
