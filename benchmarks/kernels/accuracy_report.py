@@ -40,8 +40,8 @@ vendor's worst); "parts" hold the real and the imaginary part to the same, each 
 (|Ar| |Bi| + |Ai| |Br|). Data are drawn anew for each row, whose seed is in the JSON."""
 
 BOUNDED = """\
-On these data the rule of all others does not hold for 32-bit numbers on tensor cores. `auto` keeps a bound of their own
-(B); 64-bit numbers keep the rule (A)."""
+On these data the rule of all others does not hold for 32-bit numbers on tensor cores. `auto` is held to a bound of
+their own (B); to the rule (A) with 64-bit numbers."""
 
 
 def number(value):
