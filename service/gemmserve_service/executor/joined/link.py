@@ -89,6 +89,8 @@ class Link:
         self._transport = transport
         self._writer = PromptWriter(transport)
         self._decoder = JoinDecoder(MAX_GREETING_FRAME)
+        self._message: BaseModel = Pulse()
+        """Message that came last, whose bytes may still come."""
         self._exchanges: set[Exchange] = set()
         self._arrays: set[str] = set()
         """Arrays that it was sent tasks on, or was told to make: of no other it may say that it has a copy."""
@@ -109,7 +111,9 @@ class Link:
                 if self.join is None:
                     self._joins(frame)
                 else:
-                    answered |= self._takes(FROM_AGENT.validate_json(frame.body), frame)
+                    if not frame.at:  # later parts of a binary frame have the same head
+                        self._message = FROM_AGENT.validate_json(frame.body)
+                    answered |= self._takes(self._message, frame)
         except (ProtocolError, ValidationError, ValueError) as error:
             text = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
             log.error("a node at %s speaks nonsense (%s): closing its link", self.address, text)  # noqa: TRY400
