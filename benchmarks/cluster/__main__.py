@@ -4,7 +4,8 @@ Three measurements, each beside what it is compared with, in turns in the same r
 
 - overhead: the time from a job's submission to its end, of small products whose operands are at the worker already; on
   a server with a worker of its own, and on one whose worker has joined over TCP (loopback). By the size of the result;
-  and processor time a job of the fronts and the agent, as the kernel's scheduler counts it.
+  and processor time a job of the fronts and the agent, as the kernel's scheduler counts it. Between the jobs the same
+  number of bytes goes over loopback by `sendall` and `recv_into`, nothing else (`bare.py`).
 - operands: a joined worker in a network namespace, over a veth. A job whose operand is new beside one whose operand is
   there: the difference is the operand's way, in seconds and in processor time of front and agent. The same bytes
   between the same namespaces by `sendall` and `recv_into`, nothing else (`bare.py`).
@@ -28,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -48,6 +49,7 @@ SMALL = (16, 64, 256)
 ROWS, COLUMNS = 16_384, 4096  # of an operand of 256 MiB, which is multiplied by one vector
 JOBS_N = 512
 AGENT = "--join"
+BARE = Path(__file__).with_name("bare.py")
 FRONT = "gemmserve_service.processes.front"
 
 
@@ -130,7 +132,8 @@ def overhead(rounds, jobs):
         for n in SMALL:
             array = np.random.default_rng(0).standard_normal((n, n, 2), np.float32).view(np.complex64)[..., 0]
             ids = {name: (each.put(array), each.put(array)) for name, each in connections.items()}
-            times, more = {name: [] for name in connections}, []
+            times, more, bare = {name: [] for name in connections}, [], []
+            send = stack.enter_context(bare_receiver("127.0.0.1", array.nbytes))
             for number in range(rounds + 1):
                 found = {name: [] for name in connections}
                 if number == 1:
@@ -138,6 +141,7 @@ def overhead(rounds, jobs):
                 for _ in range(jobs):
                     for name in random.sample(list(connections), len(connections)):
                         found[name].append(timed(lambda: connections[name].run(*ids[name])))  # noqa: B023 (called here)
+                    bare.append(send(array.data.cast("B"))[0])
                 if number:  # in the first one kernels are planned, and memory is new
                     more.append(statistics.median(found["joined"]) - statistics.median(found["local"]))
                     for name, values in found.items():
@@ -151,12 +155,34 @@ def overhead(rounds, jobs):
                         name: {who: (ran(of) - before[name][who]) / (rounds * jobs) for who, of in each.items()}
                         for name, each in processes.items()
                     },
+                    "bare": quantiles(bare),
                     "more_p50_s": statistics.median(more),
                     "more_least_s": min(more),
                     "more_most_s": max(more),
                 }
             )
     return rows
+
+
+@contextmanager
+def bare_receiver(host, nbytes, node=None):
+    """Yield a function that sends bytes to `bare.py`, on a node if one is given, and returns what that prints."""
+    with socket.create_server((host, 0)) as listener:
+        command = [sys.executable, str(BARE), host, str(listener.getsockname()[1]), str(nbytes)]
+        command = command if node is None else node.command(command)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as receiver:
+            other, _ = listener.accept()
+            with other:
+                other.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+                def send(data):
+                    other.sendall(b"!")
+                    other.sendall(data)
+                    return json.loads(receiver.stdout.readline())
+
+                yield send
+                other.shutdown(socket.SHUT_WR)
+            receiver.wait()
 
 
 def spent(server):
@@ -186,21 +212,14 @@ def operands(rounds, bits_per_s):
         connection = Connection(server.url, key)
         vector = connection.put(np.ones((COLUMNS, 1), np.float32))
         matrix = np.random.default_rng(1).standard_normal((ROWS, COLUMNS), np.float32)
-        listener = stack.enter_context(socket.create_server((node.here, 0)))
-        command = [sys.executable, str(Path(__file__).with_name("bare.py")), node.here]
-        command += [str(listener.getsockname()[1]), str(matrix.nbytes)]
-        bare = stack.enter_context(subprocess.Popen(node.command(command), stdout=subprocess.PIPE, text=True))
-        other, _ = listener.accept()
-        stack.enter_context(other)
+        bare = stack.enter_context(bare_receiver(node.here, matrix.nbytes, node))
         rows = []
         for number in range(rounds + 1):
             row = {}
             for what in random.sample(["ours", "bare"], 2):
                 if what == "bare":
                     began = time.process_time()
-                    other.sendall(b"!")
-                    other.sendall(matrix.data.cast("B"))
-                    seconds, cpu = json.loads(bare.stdout.readline())
+                    seconds, cpu = bare(matrix.data.cast("B"))
                     row["bare"] = {"seconds": seconds, "cpu_s": cpu + time.process_time() - began}
                     continue
                 matrix[0, 0] = number
@@ -218,8 +237,6 @@ def operands(rounds, bits_per_s):
                 connection.delete(array)
             if number:  # the first one's memory is new to everybody
                 rows.append(row)
-        other.shutdown(socket.SHUT_WR)
-        bare.wait()
     gib = matrix.nbytes / 2**30
     return {
         "bytes": matrix.nbytes,
