@@ -344,7 +344,7 @@ def cluster_overhead():
     """Return what a joined worker costs a small job, as a table."""
     lines = [
         "",
-        "| result | on the server's own worker, p50 | on a joined one | more | bare bytes | agent's time | front's, more |",
+        "| result | on the server's own worker, p50 | on a joined one | more | bare bytes | agent | front, more |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in report("cluster")["overhead"]:
