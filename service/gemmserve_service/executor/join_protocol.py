@@ -70,7 +70,6 @@ PROBE_BYTES: Final = 8 << 20
 _LENGTH: Final = 4
 _WORD: Final = struct.Struct(">I")
 _BINARY: Final = 1 << 31
-_RESULT_HEAD: Final = b'{"kind":"result_bytes","task":"'
 _EXTENTS: Final = "/internal/extents/"
 _RESULTS: Final = "/internal/results/"
 _PROBE: Final = "/internal/probe"
@@ -189,7 +188,7 @@ def binary_frame(head: Bytes | ResultBytes, raw: bytes | memoryview) -> tuple[by
     """Return the binary frame of a head and its bytes, in two pieces: what goes before the bytes, and these. Raises
     ProtocolError if there are too many.
     """
-    return _binary(head.model_dump_json().encode(), raw, INLINE_BYTES if isinstance(head, Bytes) else RESULT_BYTES)
+    return _binary(head.model_dump_json(), raw, INLINE_BYTES if isinstance(head, Bytes) else RESULT_BYTES)
 
 
 def result_frame(
@@ -198,24 +197,15 @@ def result_frame(
     """Return the binary frame of these `ResultBytes`, as `binary_frame` does: an agent makes one for every result, in a
     quarter of the time that a model takes in a process that was asleep.
     """
-    return _binary(result_head(task, attempt, extent, offset), raw, RESULT_BYTES)
-
-
-def result_head(task: str, attempt: int, extent: str, offset: int) -> bytes:
-    """Return the head of that frame, by which the front knows it again."""
     whose, place = f'"task":{quoted(task)},"attempt":{attempt}', f'"extent":{quoted(extent)},"offset":{offset}'
-    return f'{{"kind":"result_bytes",{whose},{place}}}'.encode()
+    head = f'{{"kind":"result_bytes",{whose},{place}}}'
+    return _binary(head, raw, RESULT_BYTES)
 
 
-def task_in(head: bytes) -> str:
-    """Return the task that a head names as `result_head` writes it; "" of any other."""
-    begin = len(_RESULT_HEAD)
-    return head[begin : max(head.find(b'"', begin), 0)].decode() if head.startswith(_RESULT_HEAD) else ""
-
-
-def _binary(header: bytes, raw: bytes | memoryview, most: int) -> tuple[bytes, bytes | memoryview]:
+def _binary(head: str, raw: bytes | memoryview, most: int) -> tuple[bytes, bytes | memoryview]:
     if len(raw) > most:
         raise ProtocolError(f"{len(raw)} bytes in one frame")
+    header = head.encode()
     length = _LENGTH + len(header) + len(raw)
     return b"".join(((length | _BINARY).to_bytes(_LENGTH, "big"), len(header).to_bytes(_LENGTH, "big"), header)), raw
 

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from gemmserve_service.executor.join_protocol import WriteResult, result_head, task_in
 from gemmserve_service.executor.protocol import Form
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from gemmserve_service.executor.join_protocol import WriteResult
     from gemmserve_service.executor.protocol import ExtentRow, Part, Work, Write
 
 _MAX_TEXT: Final = 1 << 12  # characters of a form that is remembered: programs may have millions
-_MAX_HEADS: Final = 8  # of a task; most have one result
 
 
 class File(NamedTuple):
@@ -92,8 +91,6 @@ class Assignment:
         self.attempt = work.attempt
         self._reads: dict[str, _Ranges] | None = None
         self._writes: dict[str, _Ranges] | None = None
-        self._heads: dict[bytes, WriteResult] = {}
-        """Heads of the frames that its results will most probably come in."""
         self._came: dict[str, _Ranges] = {}
         """Bytes of results that are in their place."""
         self.deferred = False
@@ -105,18 +102,8 @@ class Assignment:
 
     def look_ahead(self) -> None:
         """Work out where its results go, which is asked when they come: nobody waits now."""
-        if self._writes is not None:
-            return
-        self._writes = _by_file(self.work.extents, self._places("results"))
-        if len(self.work.parts) == 1 and len(self._writes) <= _MAX_HEADS:
-            found = [(name, start) for name, ranges in self._writes.items() for start, _ in ranges]
-            for name, start in found[:_MAX_HEADS]:
-                asked = WriteResult(self.work.task, self.attempt, name, start)
-                self._heads[result_head(self.work.task, self.attempt, name, start)] = asked
-
-    def expected(self, head: bytes) -> WriteResult | None:
-        """Return what the head of a frame with a result asks for, if it was to be expected."""
-        return self._heads.get(head)
+        if self._writes is None:
+            self._writes = _by_file(self.work.extents, self._places("results"))
 
     def reads(self, extent: str, start: int, end: int) -> File | None:
         """Return the file of an operand's bytes; None: they are none of it."""
@@ -202,13 +189,6 @@ class Assignments:
         """Take in a task that the worker is sent; an earlier attempt of it is over."""
         found = self._tasks[work.task] = Assignment(work)
         return found
-
-    def expected(self, head: bytes) -> WriteResult | None:
-        """Return what the head of a frame with a result asks for, if some task's was to be expected; None: it has to be
-        read, which takes a model ten times as long.
-        """
-        found = self._tasks.get(task_in(head))
-        return None if found is None else found.expected(head)
 
     def has(self, task: str) -> bool:
         """Whether the link has the task, answered or not."""

@@ -153,10 +153,13 @@ class Link:
         if frame.raw is None:
             return self._takes(FROM_AGENT.validate_json(frame.body))
         if not frame.at or self._result is None:  # all parts of a frame have its head
-            self._result = self.assignments.expected(frame.body) or _result_in(frame.body)
-        if self.worker is not None and self.greeted:
-            self.worker.heard = self.heard
-            self._takes_bytes(self._result, frame, frame.raw)
+            self._result = _result_in(frame.body)
+        if self.worker is None:
+            return False
+        if not self.greeted:
+            raise ProtocolError("an answer before a hello")
+        self.worker.heard = self.heard
+        self._takes_bytes(self._result, frame, frame.raw)
         return False
 
     def _takes(self, message: BaseModel) -> bool:

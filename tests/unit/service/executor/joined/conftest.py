@@ -130,19 +130,11 @@ class Node:
     def done(self, work, **fields):
         self.say(Done(**{"task": work.task, "algorithm": "numpy", "timings": Timings(kernel_s=0.001)} | fields))
 
-    def inline(self, work, data, name="d", of=None, *, after=0, spaced=False):
-        """Sends a result by the link; `of`: so many bytes of the frame alone, or those `after` so many. `spaced`: with
-        a head that says the same in other words than an agent's.
-        """
+    def inline(self, work, data, name="d", of=None, after=0):
+        """Sends a result by the link; `of`: so many bytes of the frame alone, or those `after` so many."""
         extent, offset = place(work, name)
         head = ResultBytes(task=work.task, attempt=work.attempt, extent=extent, offset=offset)
-        frame = b"".join(binary_frame(head, data))
-        if spaced:
-            length = int.from_bytes(frame[4:8], "big")
-            other = head.model_dump_json(indent=1).encode()
-            sizes = (1 << 31 | 4 + len(other) + len(data)), len(other)
-            frame = b"".join(size.to_bytes(4, "big") for size in sizes) + other + frame[8 + length :]
-        self.say(frame[after:of])
+        self.say(b"".join(binary_frame(head, data))[after:of])
 
     def close(self):
         for writer in self.writers:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from works import form_of
 
-from gemmserve_service.executor.join_protocol import WriteResult, result_head
+from gemmserve_service.executor.join_protocol import WriteResult
 from gemmserve_service.executor.joined.assignments import Assignments, Elsewhere, File, Stale
 from gemmserve_service.executor.protocol import Kind, Part, Work, Write, row_without_place
 from gemmserve_service.schemas import GemmParams
@@ -192,51 +192,3 @@ def test_operands_are_named_once(held):
         (File("file", "/p/file", 1 << 20), 4160, NBYTES, None),
         (File("big", "/p/big", 8192), 0, NBYTES, "arr_1"),
     ]
-
-
-def test_the_head_of_a_result_that_was_to_be_expected_is_known(held):
-    head = result_head("t", 1, "out", 0)
-    assert held.expected(head) is None  # until somebody has had the time
-    assignment = held.add(work())
-    assignment.look_ahead()
-    assert held.expected(head) == put()
-    held.answered("t", written=True)
-    assert held.expected(head) is None
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        result_head("t", 2, "out", 0),
-        result_head("t", 1, "out", 1),
-        result_head("t", 1, "big", 0),
-        result_head("u", 1, "out", 0),
-        result_head("t", 1, "out", 0) + b" ",
-        b'{"kind":"result_bytes","task":"t',
-        b'{"kind":"result_bytes","task":"',
-        b'{"kind":"result_bytes"}',
-        b"",
-    ],
-)
-def test_any_other_head_has_to_be_read(held, head):
-    held.add(work()).look_ahead()
-    assert held.expected(head) is None
-
-
-@given(task=st.text(min_size=1), extent=st.text(min_size=1))
-def test_a_task_of_any_name_is_known_by_its_head_or_has_it_read(task, extent):
-    held = Assignments()
-    held.add(work(task, result=(extent, "/p/out", 4096, 8, "arr_2"))).look_ahead()
-    plain = task.isascii() and task.isprintable() and not set(task) & set('"\\')
-    assert held.expected(result_head(task, 1, extent, 8)) == (put(8, extent=extent, task=task) if plain else None)
-
-
-def test_a_task_of_many_results_is_not_looked_at_for_all_of_them():
-    names = [f"d{number}" for number in range(20)]
-    form = form_of(GemmParams(), {"a": SQUARE, "b": SQUARE}, dict.fromkeys(names, SQUARE))
-    rows = [SHARED, OPERAND, *((name, f"/p/{name}", 4096, 0, name) for name in names)]
-    part = Part(form, "numpy", {"a": [(0, 64)], "b": [(1, 0)]}, {name: [(2 + at, 0)] for at, name in enumerate(names)})
-    held = Assignments()
-    held.add(Work("t", rows, [part], attempt=1)).look_ahead()
-    assert all(held.expected(result_head("t", 1, name, 0)) is None for name in names)
-    assert all(held.writes(put(extent=name), NBYTES) for name in names)
