@@ -4,8 +4,8 @@ Three measurements, each beside what it is compared with, in turns in the same r
 
 - overhead: the time from a job's submission to its end, of small products whose operands are at the worker already; on
   a server with a worker of its own, and on one whose worker has joined over TCP (loopback). By the size of the result;
-  and processor time a job of the fronts and the agent, as the kernel's scheduler counts it. Between the jobs the same
-  number of bytes goes over loopback by `sendall` and `recv_into`, nothing else (`bare.py`).
+  and processor time a job of the fronts and the agent, as the kernel's scheduler counts it. After each round of jobs as
+  many bytes as a result has go over loopback by `sendall` and `recv_into`, nothing else (`bare.py`).
 - operands: a joined worker in a network namespace, over a veth. A job whose operand is new beside one whose operand is
   there: the difference is the operand's way, in seconds and in processor time of front and agent. The same bytes
   between the same namespaces by `sendall` and `recv_into`, nothing else (`bare.py`).
@@ -48,6 +48,7 @@ OUTPUT = ROOT / "docs" / "benchmarks" / "cluster.json"
 SMALL = (16, 64, 256)
 ROWS, COLUMNS = 16_384, 4096  # of an operand of 256 MiB, which is multiplied by one vector
 JOBS_N = 512
+BARE_TIMES = 50  # after each round of jobs
 AGENT = "--join"
 BARE = Path(__file__).with_name("bare.py")
 FRONT = "gemmserve_service.processes.front"
@@ -141,8 +142,8 @@ def overhead(rounds, jobs):
                 for _ in range(jobs):
                     for name in random.sample(list(connections), len(connections)):
                         found[name].append(timed(lambda: connections[name].run(*ids[name])))  # noqa: B023 (called here)
-                    bare.append(send(array.data.cast("B"))[0])
                 if number:  # in the first one kernels are planned, and memory is new
+                    bare += [send(array.data.cast("B"))[0] for _ in range(BARE_TIMES)]
                     more.append(statistics.median(found["joined"]) - statistics.median(found["local"]))
                     for name, values in found.items():
                         times[name] += values
