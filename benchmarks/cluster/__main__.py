@@ -49,6 +49,7 @@ SMALL = (16, 64, 256)
 ROWS, COLUMNS = 16_384, 4096  # of an operand of 256 MiB, which is multiplied by one vector
 JOBS_N = 512
 BARE_TIMES = 50  # after each round of jobs
+PAIRS = 6  # of servers
 AGENT = "--join"
 BARE = Path(__file__).with_name("bare.py")
 FRONT = "gemmserve_service.processes.front"
@@ -120,49 +121,67 @@ def fronts_and_agents(server):
 
 def overhead(rounds, jobs):
     """Return times of small jobs on a worker of the server's own and on a joined one, and their difference, for each
-    size of SMALL: every job of one beside a job of the other, so that what else the machine does befalls both.
+    size of SMALL: every job of one beside a job of the other, so that what else the machine does befalls both. Of
+    several pairs of servers, since two that were started alike differ by a tenth of a millisecond.
     """
+    pairs = [pair_of_servers(max(rounds // 2, 1), jobs) for _ in range(PAIRS)]
     rows = []
+    for n, *found in zip(SMALL, *pairs, strict=True):
+        more = [each for pair in found for each in pair["more"]]
+        rows.append(
+            {
+                "shape": [n, n],
+                "result_bytes": n * n * np.dtype(np.complex64).itemsize,
+                **{who: quantiles([each for pair in found for each in pair[who]]) for who in ("local", "joined")},
+                "cpu_s": {
+                    name: {who: statistics.median(pair["cpu_s"][name][who] for pair in found) for who in processes}
+                    for name, processes in found[0]["cpu_s"].items()
+                },
+                "bare": quantiles([each for pair in found for each in pair["bare"]]),
+                "more_p50_s": statistics.median(more),
+                "more_least_s": min(more),
+                "more_most_s": max(more),
+            }
+        )
+    return rows
+
+
+def pair_of_servers(rounds, jobs):
+    """Return what one pair of servers takes, for each size of SMALL: times by who, of all rounds but the first, in
+    which kernels are planned and memory is new; the difference of the medians of each of these, and processor time a
+    job.
+    """
+    found = []
     with ExitStack() as stack:
         servers = {
             name: stack.enter_context(LiveServer("--device", "cpu", joins=joins))
-            for name, joins in (("local", None), ("joined", ["node"]))
+            for name, joins in random.sample([("local", None), ("joined", ["node"])], 2)
         }
         connections = {name: Connection(server.url) for name, server in servers.items()}
         processes = {name: fronts_and_agents(server) for name, server in servers.items()}
         for n in SMALL:
             array = np.random.default_rng(0).standard_normal((n, n, 2), np.float32).view(np.complex64)[..., 0]
             ids = {name: (each.put(array), each.put(array)) for name, each in connections.items()}
-            times, more, bare = {name: [] for name in connections}, [], []
             send = stack.enter_context(bare_receiver("127.0.0.1", array.nbytes))
+            times = {"local": [], "joined": [], "bare": [], "more": []}
             for number in range(rounds + 1):
-                found = {name: [] for name in connections}
                 if number == 1:
                     before = {name: {who: ran(of) for who, of in each.items()} for name, each in processes.items()}
+                turn = {name: [] for name in connections}
                 for _ in range(jobs):
                     for name in random.sample(list(connections), len(connections)):
-                        found[name].append(timed(lambda: connections[name].run(*ids[name])))  # noqa: B023 (called here)
-                if number:  # in the first one kernels are planned, and memory is new
-                    bare += [send(array.data.cast("B"))[0] for _ in range(BARE_TIMES)]
-                    more.append(statistics.median(found["joined"]) - statistics.median(found["local"]))
-                    for name, values in found.items():
+                        turn[name].append(timed(lambda: connections[name].run(*ids[name])))  # noqa: B023 (called here)
+                if number:
+                    times["bare"] += [send(array.data.cast("B"))[0] for _ in range(BARE_TIMES)]
+                    times["more"].append(statistics.median(turn["joined"]) - statistics.median(turn["local"]))
+                    for name, values in turn.items():
                         times[name] += values
-            rows.append(
-                {
-                    "shape": [n, n],
-                    "result_bytes": array.nbytes,
-                    **{name: quantiles(values) for name, values in times.items()},
-                    "cpu_s": {
-                        name: {who: (ran(of) - before[name][who]) / (rounds * jobs) for who, of in each.items()}
-                        for name, each in processes.items()
-                    },
-                    "bare": quantiles(bare),
-                    "more_p50_s": statistics.median(more),
-                    "more_least_s": min(more),
-                    "more_most_s": max(more),
-                }
-            )
-    return rows
+            cpu = {
+                name: {who: (ran(of) - before[name][who]) / (rounds * jobs) for who, of in each.items()}
+                for name, each in processes.items()
+            }
+            found.append({**times, "cpu_s": cpu})
+    return found
 
 
 @contextmanager
@@ -300,6 +319,7 @@ def main():
         "memory_bytes": psutil.virtual_memory().total,
         "rounds": args.rounds,
         "jobs": args.jobs,
+        "pairs": PAIRS,
     }
     found["sources"] = digest()
     for name, measure in (
