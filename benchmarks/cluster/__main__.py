@@ -320,6 +320,7 @@ def main():
         "rounds": args.rounds,
         "jobs": args.jobs,
         "pairs": PAIRS,
+        "load": round(os.getloadavg()[0], 1),
     }
     found["sources"] = digest()
     for name, measure in (
