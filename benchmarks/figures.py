@@ -179,6 +179,31 @@ CALLS = [
 """What a call is, and its row."""
 
 
+SHOWN = ("dominant-term", "positive", "exp-1n", "normal", "spike by nothing")
+
+
+def ways_with_a_dominant_term():
+    """Return a table of ways to sum on a tensor core: worst errors of elements beside what is allowed, and costs."""
+    rows = report("dominant-term-model")["rows"]
+    lines = [f"| sums leave the tensor core | {' | '.join(SHOWN)} | normal, in norm | cost |", "|---" * 8 + "|"]
+    for name in dict.fromkeys(row["name"] for row in rows):
+        own = {row["kind"]: row for row in rows if row["name"] == name}
+        cells = [f"{own[kind]['error']:.1f} ({own[kind]['rule']:.1f})" for kind in SHOWN]
+        norm = f"{own['normal']['norm'] * 1e7:.2f}e-7"
+        lines.append(f"| {name} | {' | '.join(cells)} | {norm} | {own['normal']['cost']} |")
+    return "\n".join(["", *lines, "", ""])
+
+
+def still_served(k, tile):
+    """Return the share of normal data's tiles that planes would serve."""
+    (found,) = [
+        row["share"]
+        for row in report("dominant-term-model")["served"]
+        if (row["kind"], row["k"], row["tile"]) == ("normal", k, tile) and row["large"] > 8
+    ]
+    return f"{found:.0%}".replace("%", " %")
+
+
 def host_cost(name):
     """Return what a call costs the host, or a part of every call, in microseconds."""
     found = report("host-cost-nvidia-h200")
@@ -415,6 +440,9 @@ FIGURES = {
     "kernels.short": lambda: milliseconds(
         kernel("gemmserve", "gemm_reduce", "256 x 512 x 512 x 64", label="absmax")["seconds"], 2
     ),
+    "dominant-term": ways_with_a_dominant_term,
+    "dominant-term.served-64": lambda: still_served(64, 64),
+    "dominant-term.served-256": lambda: still_served(64, 256),
     "calls": calls,
     "calls.launch": lambda: f"{host_cost('a launch by the driver')} us",
     "calls.array": lambda: f"{host_cost('a fresh array of 512 KiB')} us",

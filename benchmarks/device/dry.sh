@@ -11,7 +11,7 @@ case "$*" in
     *precompile.py*) exec "$real" "$@" --list ;;
     *tune_dispatch.py*--check*) exec "$real" "$@" ;;
     *tune_dispatch.py*) exec "${stand_in[@]}" "$@" --shrink 64 --rounds 1 --budget 0.001 --dtypes float16 ;;
-    *kernels/accuracy.py*) exec "${stand_in[@]}" "$@" --shrink 256 --kinds normal exp-6n ;;
+    *kernels/accuracy.py*) exec "${stand_in[@]}" "$@" --shrink 256 --kinds normal exp-6n dominant-term ;;
     *accuracy_report.py*) exec "$real" "$@" ;;
     *kernels/run.py*) exec "${stand_in[@]}" "$@" --shrink 64 --rounds 1 --budget 0.001 --quick ;;
     *tune_split.py*) exec "$real" "$@" --fake ;;

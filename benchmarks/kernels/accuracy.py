@@ -31,6 +31,7 @@ from gemmserve_kernels.bench.grades import MODES, grades
 from gemmserve_kernels.bench.kinds import BY_WEIGHT
 from gemmserve_kernels.device.spec import device_errors
 from gemmserve_kernels.problem.errors import KernelError
+from gemmserve_kernels.problem.operand import real_dtype
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
 DEPTHS = (256, 4096, 64, 1024, 16, 16384)
@@ -38,7 +39,8 @@ DEPTHS = (256, 4096, 64, 1024, 16, 16384)
 DTYPES = ("float32", "complex64", "float64", "complex128")
 EXTENTS = {4: ((256, 8192), (1024, 4096), (16384, 2048)), 8: ((64, 8192), (1024, 4096), (16384, 1024))}
 """By bytes of a real number: m = n for k up to a limit. Many rows make the trap; what is deep is dear."""
-
+SHAPES = {"dominant-term": ((1024, 1024, 64), (64, 8192, 8192))}
+"""(m, n, k) of 32-bit data of that kind beside those: products that have tiles, and sums, of other lengths."""
 
 KEPT = ("dtype", "kind", "m", "n", "k", "seed", "mode", "source")
 ERRORS = ("error", "real", "imag", "vendor", "vendor_real", "vendor_imag")
@@ -95,12 +97,16 @@ def extent(dtype, k):
 
 
 def cases(dtypes, kinds, depths):
-    """(what, dtype, kind, k): `auto` of all, then the other modes of all."""
+    """(key, what, dtype, kind, (m, n, k)): `auto` of all, then the other modes of all."""
     for what in ("auto", "named"):
         for k in depths:
             for dtype in dtypes:
                 for kind in kinds:
-                    yield what, dtype, kind, k
+                    yield f"{what} {dtype} {kind} {k}", what, dtype, kind, (extent(dtype, k), extent(dtype, k), k)
+        for kind in kinds:
+            for dtype in dtypes:
+                for shape in SHAPES.get(kind, ()) if real_dtype(np.dtype(dtype)).itemsize == 4 else ():
+                    yield f"{what} {dtype} {kind} {'x'.join(map(str, shape))}", what, dtype, kind, shape
 
 
 def parsed(argv):
@@ -146,8 +152,7 @@ def main(argv=None):
     if stopped := results.stopped_in():
         failed[stopped] = "the run stopped in it"
         status = 3
-    for what, dtype, kind, k in cases(args.dtypes, args.kinds, args.depths):
-        key = f"{what} {dtype} {kind} {k}"
+    for key, what, dtype, kind, shape in cases(args.dtypes, args.kinds, args.depths):
         modes = ["auto"] if what == "auto" else [mode for mode in MODES[dtype] if mode != "auto"]
         modes = [mode for mode in modes if mode in (args.modes or modes) and f"{dtype} {mode}" not in lacking]
         if not modes or results.done(key) or key in failed:
@@ -157,7 +162,7 @@ def main(argv=None):
             print("out of time", file=sys.stderr)
             return 4
         results.begin(key)
-        found = one(xp, spec, results, key, dtype, kind, k, modes, args)
+        found = one(xp, spec, results, key, dtype, kind, shape, modes, args)
         status = max(status, found)
         if found == 1:
             results.save()
@@ -168,14 +173,14 @@ def main(argv=None):
     return status
 
 
-def one(xp, spec, results, key, dtype, kind, k, modes, args):
+def one(xp, spec, results, key, dtype, kind, shape, modes, args):
     """Measures and keeps one case: 3 where it failed, 1 where the device is lost."""
-    document, size = results.document, max(4, extent(dtype, k) // args.shrink)
+    document = results.document
+    m, n, k = (max(4, extent // args.shrink) for extent in shape)
     seed = secrets.randbits(32) if args.seed is None else args.seed
-    depth = max(4, k // args.shrink)
     try:
         with device_errors() if spec.kind != "cpu" else contextlib.nullcontext():
-            rows, skipped = grades(xp, kind, m=size, n=size, k=depth, dtype=dtype, seed=seed, modes=modes)
+            rows, skipped = grades(xp, kind, m=m, n=n, k=k, dtype=dtype, seed=seed, modes=modes)
     except (KernelError, DeviceError) as error:
         rows, skipped = [], {}
         document["failed"][key] = f"{type(error).__name__}: {error}"

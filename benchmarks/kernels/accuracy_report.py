@@ -16,7 +16,7 @@ from report import table_lines
 from results import readable
 
 from gemmserve_kernels.bench.elementwise import limit
-from gemmserve_kernels.bench.kinds import KINDS
+from gemmserve_kernels.bench.kinds import KINDS, most
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
 SHOWN = ("normal", "exp-6n", "spikes", "cauchy", "identity")
@@ -39,6 +39,10 @@ data, in the same run. A mode is of Grade A on some data where no element is off
 vendor's worst); "parts" hold the real and the imaginary part to the same, each against (|Ar| |Br| + |Ai| |Bi|) and
 (|Ar| |Bi| + |Ai| |Br|). Data are drawn anew for each row, whose seed is in the JSON."""
 
+BOUNDED = """\
+On these data the rule of all others does not hold for 32-bit numbers on tensor cores. `auto` is held to a bound of
+their own (B); to the rule (A) with 64-bit numbers."""
+
 
 def number(value):
     """Three digits; "0", "inf" and what is large in short."""
@@ -49,22 +53,38 @@ def number(value):
     return f"{value:.3g}" if value < 1000 else f"{value:.1e}"
 
 
+def vendors(row, what):
+    """The vendor's own error of the moduli ("error"), or of a part."""
+    return row["vendor" if what == "error" else f"vendor_{what}"]
+
+
 def passes(row, what="error"):
     """Whether the moduli ("error"), or a part, are within the limit."""
-    vendor = row["vendor" if what == "error" else f"vendor_{what}"]
-    return row[what] <= limit(vendor)
+    return row[what] <= limit(vendors(row, what))
+
+
+def bounded(row):
+    """Whether the moduli and the parts are within what the kind of data allows `auto`."""
+    return all(row[what] <= most(row["kind"], row["dtype"], vendors(row, what)) for what in ERRORS)
+
+
+def has_bound(row):
+    """Whether the kind of data has a bound of its own."""
+    return KINDS[row["kind"]].bound > 0
 
 
 def grade(row):
-    """A: the moduli and the parts; "A, parts -": the moduli alone; "-"."""
-    if not passes(row):
-        return "-"
-    return "A" if all(passes(row, part) for part in ERRORS[1:]) else "A, parts -"
+    """A: the moduli and the parts; "A, parts -": the moduli alone; B: the bound of the kind of data; "-"."""
+    if all(map(passes, [row] * len(ERRORS), ERRORS)):
+        return "A"
+    if has_bound(row) and bounded(row):
+        return "B"
+    return "A, parts -" if passes(row) else "-"
 
 
 def excess(row, what="error"):
     """The error over its limit: above 1 where it fails."""
-    return row[what] / limit(row["vendor" if what == "error" else f"vendor_{what}"])
+    return row[what] / limit(vendors(row, what))
 
 
 def worst(rows):
@@ -120,6 +140,16 @@ def sentences(rows):
         yield f"- `{mode}`, {dtype}, {how}: {named}.{why}"
 
 
+def beyond(rows):
+    """A line for each mode, kind with a bound of its own, and k."""
+    for row in rows:
+        yield [
+            row["dtype"], row["kind"], row["mode"], f"{row['m']} x {row['n']} x {row['k']}",
+            number(row["error"]), number(row["vendor"]), number(limit(row["vendor"])),
+            number(most(row["kind"], row["dtype"], row["vendor"])), grade(row),
+        ]  # fmt: skip
+
+
 def by_kind(rows, dtype):
     """Names and cells: a line for each kind and k, each mode's error and grade, the vendor's own."""
     chosen = [row for row in rows if row["dtype"] == dtype]
@@ -154,21 +184,30 @@ def cell(row):
 
 def markdown(document, picture):
     """The page."""
-    environment, rows = document["environment"], document["rows"]
+    environment = document["environment"]
+    special = [row for row in document["rows"] if has_bound(row)]
+    rows = [row for row in document["rows"] if not has_bound(row)]
     lines = [f"# Accuracy on {environment['device']}, element by element", ""]
     lines += [
         "Written by `benchmarks/kernels/accuracy_report.py` from the JSON of `benchmarks/kernels/accuracy.py`.",
         "",
     ]
     lines += [f"- {name}: {value}" for name, value in environment.items() if (name, value) != ("shrink", 1)]
-    lines += ["", NOTE, "", "## In one look", "", *sentences(rows), ""]
-    columns = ("dtype", "mode", "Grade A", "cases within", "parts too", "worst, u (vendor's)", "where")
-    lines += [*table_lines(columns, verdicts(rows)), "", f"![errors by k]({picture})", ""]
+    lines += ["", NOTE, ""]
+    if rows:
+        lines += ["## In one look", "", *sentences(rows), ""]
+        columns = ("dtype", "mode", "Grade A", "cases within", "parts too", "worst, u (vendor's)", "where")
+        lines += [*table_lines(columns, verdicts(rows)), ""]
+    lines += [f"![errors by k]({picture})", ""]
+    if special:
+        columns = ("dtype", "data", "mode", "m x n x k", "error, u", "vendor's", "rule", "bound", "grade")
+        lines += ["## Data with a bound of their own", "", BOUNDED, "", *table_lines(columns, beyond(special)), ""]
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         lines += [f"## {dtype}, in units of u = {UNITS[dtype]}", "", "In bold: beyond the limit.", ""]
         lines += [*table_lines(*by_kind(rows, dtype)), ""]
     lines += ["## Kinds of data", ""]
-    lines += [f"- {kind}: {made.about}" for kind, made in KINDS.items() if any(row["kind"] == kind for row in rows)]
+    kinds = {row["kind"] for row in document["rows"]}
+    lines += [f"- {kind}: {made.about}" for kind, made in KINDS.items() if kind in kinds]
     lines += [""]
     if document.get("lacking"):
         lines += ["## Modes that this device lacks", "", *(f"- {mode}" for mode in document["lacking"]), ""]
@@ -221,7 +260,7 @@ def curves(axes, rows, dtype):
     axes.set_ylabel(f"u = {UNITS[dtype]}")
     axes.axhline(4, color="gray", linestyle=":", linewidth=1)
     axes.grid(alpha=0.3)
-    if mine:
+    if any(row["kind"] in SHOWN for row in mine):
         axes.legend(fontsize=8)
 
 
@@ -231,15 +270,18 @@ def shown(error):
 
 
 def strips(axes, rows):
-    """A column of points for each mode; red ones are beyond the limit, hollow ones by a part alone."""
+    """A column of points for each mode; red ones are beyond the limit, hollow ones by a part alone, orange ones within
+    a bound of their own.
+    """
     modes = [mode for _, mode in pairs(rows)]
     for place, mode in enumerate(modes):
         own = [row for row in rows if row["mode"] == mode]
         for i, row in enumerate(own):
             x = place + 0.5 * ((i * 0.618034) % 1 - 0.5)
             over, mark = max(excess(row, what) for what in ERRORS), grade(row)
-            face = {"A": "C0", "-": "C3"}.get(mark, "none")
-            axes.plot(x, shown(over), "o", markersize=3.5, color="C0" if mark == "A" else "C3", markerfacecolor=face)
+            face = {"A": "C0", "B": "C1", "-": "C3"}.get(mark, "none")
+            edge = {"A": "C0", "B": "C1"}.get(mark, "C3")
+            axes.plot(x, shown(over), "o", markersize=3.5, color=edge, markerfacecolor=face)
     axes.axhline(1, color="black", linewidth=1)
     axes.set_xticks(range(len(modes)), modes, rotation=35, ha="right")
     axes.set(yscale="log", ylabel="error over max(4 u, twice the vendor's)")

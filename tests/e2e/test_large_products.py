@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import signal
 from pathlib import Path
 
@@ -145,16 +146,21 @@ def test_cancelled_watched_and_of_a_request_of_its_own(start, gate, operands) ->
 
 def test_on_two_devices_with_results_of_others_as_operands(tmp_path, operands) -> None:
     """Stand-ins of devices, whose workers load panels of a block while they compute another, and keep results: what one
-    of them has alone reaches both as an operand.
+    of them has alone reaches both as an operand. Panels of one go to the other.
     """
     a, b = operands
     stand_ins = {
         "PYTHONPATH": python_path(SUPPORT / "device_on_host", SUPPORT / "cupy_on_numpy"),
+        "CUPY_ON_NUMPY_DEVICES": "2",
+        "CUPY_ON_NUMPY_SHARED": str(tmp_path / "memory"),
+        "GEMMSERVE_LOG_LEVEL": "debug",
         "GEMMSERVE_DEVICE": "cuda:0,cuda:1",
         "GEMMSERVE_BLOCK_SIDE": str(SIDE),
         "GEMMSERVE_WRITE_BACK_DELAY_S": "60",
     }
+    (tmp_path / "memory").mkdir()
     with LiveServer(data_dir=tmp_path / "data", environment=stand_ins) as server, Client(server.url) as client:
+        until(lambda: [each["state"] for each in client.devices()] == ["ready"] * 2)
         ra, rb = client.put(a), client.put(b)
         small = client.put(a[:, :1])
         column = client.put(b[:1])
@@ -170,6 +176,11 @@ def test_on_two_devices_with_results_of_others_as_operands(tmp_path, operands) -
         second = job.result().numpy().astype(complex)
         bound = 2 * (N + 4) * EPS * (np.abs(first) @ np.abs(second))
         assert np.all(np.abs(chained.result().numpy() - first @ second) <= bound)
+        for _ in range(5):
+            if shared := server.joined is not None or re.search(r"panel \w+: across from", server.text):
+                break
+            client.submit("gemm", ra, rb).wait(120)
+        assert shared
         server.workers()[0].kill()
         again = client.submit("gemm", ra, rb).wait(120)
         assert again.result().numpy().tobytes() == job.result().numpy().tobytes()

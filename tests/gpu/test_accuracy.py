@@ -1,7 +1,7 @@
 """The promise of `auto`, element by element: as accurate as plain arithmetic on any data.
 
-Every element is held to max(4 u, twice the vendor's worst) of (|A| |B|), on data of every kind in `bench.kinds`, drawn
-anew at each run; a failure's message has the seed. 64 rows do not show what 8192 do.
+Every element is held to max(4 u, twice the vendor's worst) of (|A| |B|), or to the kind's own bound, on data of every
+kind in `bench.kinds`, drawn anew at each run; a failure's message has the seed. 64 rows do not show what 8192 do.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from accuracy_cases import (
 )
 
 from gemmserve_kernels import ComputeUnsupported, ConfigInfeasible, GemmConfig, gemm, gemm_reduce, prepare
+from gemmserve_kernels.bench.elementwise import elementwise
 from gemmserve_kernels.bench.grades import grades
-from gemmserve_kernels.bench.kinds import BY_WEIGHT, EXACT, operands
+from gemmserve_kernels.bench.kinds import BY_WEIGHT, EXACT, most, operands
 from gemmserve_kernels.problem.operand import real_dtype
 
 pytestmark = pytest.mark.gpu
@@ -141,6 +142,24 @@ def test_tf32_is_as_accurate_as_one_tf32_product(dtype, mode, kind):
     except (ComputeUnsupported, ConfigInfeasible) as reason:
         pytest.skip(str(reason))
     hold_product(cupy, a, b, d, (mode, kind, dtype, seed), least=2 * 2.0**-10 / 2.0**-24, rival=rival)
+
+
+DOMINATED = ((1, 1024, 1024, 64), (200, 64, 64, 64), (1, 64, 8192, 8192), (1, 512, 512, 4096))
+
+
+@pytest.mark.parametrize("shape", DOMINATED)
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_a_dominant_term_keeps_its_bound(dtype, shape):
+    """The one kind with a bound of its own, by every way that `auto` has: planes, chunks, batches, skinny products."""
+    batch, m, n, k = shape
+    seed = fresh_seed()
+    pairs = [operands(cupy, "dominant-term", m, n, k, dtype, seed + i) for i in range(batch)]
+    a, b = (cupy.stack([pair[side] for pair in pairs]) for side in (0, 1))
+    d, vendor = gemm(a, b), cupy.matmul(a, b)
+    for i in range(batch):
+        found = elementwise(cupy, a[i], b[i], {"ours": d[i], "vendor": vendor[i]})
+        allowed = most("dominant-term", dtype, found["vendor"].modulus)
+        assert found["ours"].modulus <= allowed, (dtype, shape, i, seed, found)
 
 
 # ---- exactness

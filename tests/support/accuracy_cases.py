@@ -14,6 +14,7 @@ from gemmserve_kernels.bench.elementwise import (
     unit,
 )
 from gemmserve_kernels.bench.grades import vendor_product
+from gemmserve_kernels.bench.kinds import most
 from gemmserve_kernels.problem.operand import real_dtype
 
 DTYPES = ("float32", "complex64", "float64", "complex128")
@@ -52,20 +53,21 @@ def fresh_seed():
 
 
 def hold(row, what="moduli"):
-    """The row of `bench.grades` is of Grade A: its moduli, or its real and its imaginary part each."""
+    """The row of `bench.grades` is within its limit: its moduli, or its real and its imaginary part each."""
     if what == "moduli":
         assert row.error <= row.limit, f"{row.error:.4g} u where {row.limit:.4g} are allowed: {row}"
         return
     for name, found, vendor in (("real", row.real, row.vendor_real), ("imag", row.imag, row.vendor_imag)):
-        assert found <= limit(vendor), f"{name} part: {found:.4g} u where {limit(vendor):.4g} are allowed: {row}"
+        allowed = most(row.kind, row.dtype, vendor)
+        assert found <= allowed, f"{name} part: {found:.4g} u where {allowed:.4g} are allowed: {row}"
 
 
 def hold_product(xp, a, b, d, about, *, least=4.0, rival=None):
     """D, (m, n), is within max(`least` u, twice the vendor's) of A B, the classes of all elements as they should be."""
     found = elementwise(xp, a, b, {"ours": d, "vendor": vendor_product(a, b) if rival is None else rival})
-    most = max(least, 2 * found["vendor"].modulus)
+    allowed = max(least, 2 * found["vendor"].modulus)
     ours = found["ours"]
-    assert ours.modulus <= most, f"{ours.modulus:.4g} u at {ours.at} where {most:.4g} are allowed: {about}"
+    assert ours.modulus <= allowed, f"{ours.modulus:.4g} u at {ours.at} where {allowed:.4g} are allowed: {about}"
     assert math.isfinite(ours.modulus) or not math.isfinite(found["vendor"].modulus), f"another class: {about}"
     return found
 

@@ -8,6 +8,7 @@ import numpy as np
 from simt_cases import COMPLEX_ALPHA, Gemm, random, strided
 
 from gemmserve_kernels.algorithms.fused import gemm as fused
+from gemmserve_kernels.bench.kinds import KINDS, operands
 from gemmserve_kernels.numerics import reference
 from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.problem import GemmProblem, Operand
@@ -186,6 +187,16 @@ def check_long_promotion(machine, config, k):
         for promote in (32, 16)
     )
     assert short < long <= elementwise(a, b, plain(a, b))
+
+
+def check_dominant_term(machine, config=None, shape=(64, 64, 64)):
+    """Sums that one term dominates are beyond the rule of all other data, and within the bound of their kind."""
+    pairs = [operands(np, "dominant-term", *shape, "complex64", seed) for seed in (1, 2, 3)]
+    a, b = (np.stack([pair[side] for pair in pairs]) for side in (0, 1))
+    _, result = run(machine, a, b, config=config)
+    assert machine.launcher.counts().plain == 0
+    rule = max(4.0, 2 * elementwise(a, b, plain(a, b)))
+    assert rule < elementwise(a, b, result) <= KINDS["dominant-term"].bound
 
 
 def check_not_finite(machine, config=None):

@@ -1,7 +1,8 @@
 """The elementwise grade of every compute mode beside the vendor's plain arithmetic, on the same data.
 
 A mode is of Grade A on some data where, for every element, |D - R| <= max(4 u, 2 e) |A| |B|, e being the worst such
-error of the vendor's BLAS in plain arithmetic; u is the unit roundoff of the data's dtype. What `auto` promises.
+error of the vendor's BLAS in plain arithmetic; u is the unit roundoff of the data's dtype. What `auto` promises, but of
+kinds of data that have a bound of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gemmserve_kernels.bench.elementwise import elementwise, limit, unit
-from gemmserve_kernels.bench.kinds import operands
+from gemmserve_kernels.bench.kinds import most, operands
 from gemmserve_kernels.dispatch.gemm import gemm
 from gemmserve_kernels.numerics import models
 from gemmserve_kernels.problem.config import GemmConfig
@@ -37,8 +38,9 @@ MODES: Final = {
 class GradeRow:
     """Worst errors of one mode on one set of data, in units of u, and the vendor's own: of moduli and of the parts.
 
-    `grade`: "A" where the error of the moduli is within the limit; `parts`: whether those of the real and the imaginary
-    part are too, each beside the vendor's. `source` is "kernel" or "model". `at`: row and column of the worst.
+    `limit` is what `auto` may be off by. `grade`: "A" where the error of the moduli is within max(4 u, 2 e), "B" within
+    the kind's own bound; `parts`: whether those of the real and the imaginary part are within it, each beside the
+    vendor's. `source` is "kernel" or "model". `at`: row and column of the worst.
     """
 
     dtype: str
@@ -107,7 +109,7 @@ def grades(
     vendor, rows = found[""], []
     for mode, source in sources.items():
         own = found[mode]
-        most = limit(vendor.modulus)
+        allowed = [most(kind, dtype, each) for each in (vendor.modulus, vendor.real, vendor.imag)]
         rows.append(
             GradeRow(
                 dtype,
@@ -125,9 +127,9 @@ def grades(
                 vendor=vendor.modulus,
                 vendor_real=vendor.real,
                 vendor_imag=vendor.imag,
-                limit=most,
-                grade="A" if own.modulus <= most else "-",
-                parts=own.real <= limit(vendor.real) and own.imag <= limit(vendor.imag),
+                limit=allowed[0],
+                grade="A" if own.modulus <= limit(vendor.modulus) else "B" if own.modulus <= allowed[0] else "-",
+                parts=own.real <= allowed[1] and own.imag <= allowed[2],
                 odd=own.odd,
                 at=own.at,
             )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gemmserve_kernels.bench.elementwise import limit
 from gemmserve_kernels.problem.operand import real_dtype
 
 if TYPE_CHECKING:
@@ -27,19 +28,23 @@ _BLOCK: Final = 64
 """Rows and columns of a block of block-diagonal data."""
 _SPIKY: Final = 1e8
 """Factor of one element in normal data."""
+_DOMINATED: Final = 2.0**-5.5
+"""Factor of the elements beside a dominant one: their terms are 2**-11 of its term, 63 of them 2**-5."""
 
 
 @dataclass(frozen=True)
 class Kind:
     """Recipe of one kind. `exact`: every element of the product has one term that is not zero, and factor 1.
 
-    `weight`: how much it has shown, kinds of the largest are measured first.
+    `weight`: how much it has shown, kinds of the largest are measured first. `bound`: what elements of 32-bit data may
+    be off by, in units of u, where the rule of all other kinds does not hold; 0 where it does.
     """
 
     make: Make
     about: str
     exact: bool = False
     weight: int = 1
+    bound: float = 0.0
 
 
 KINDS: dict[str, Kind] = {}
@@ -57,8 +62,13 @@ def operands(xp: Any, kind: str, m: int, n: int, k: int, dtype: Any, seed: int) 
     return draw(xp, rng, kind, (m, k), "a", dtype), draw(xp, rng, kind, (k, n), "b", dtype)
 
 
-def _kind(name: str, about: str, make: Make, *, exact: bool = False, weight: int = 1) -> None:
-    KINDS[name] = Kind(make, about, exact, weight)
+def most(kind: str, dtype: Any, vendor: float) -> float:
+    """Largest error of an element that `auto` may have on data of that kind, in units of u, beside the vendor's own."""
+    return max(limit(vendor), KINDS[kind].bound if real_dtype(np.dtype(dtype)).itemsize == 4 else 0.0)
+
+
+def _kind(name: str, about: str, make: Make, *, exact: bool = False, weight: int = 1, bound: float = 0.0) -> None:
+    KINDS[name] = Kind(make, about, exact, weight, bound)
 
 
 # ---- pieces
@@ -398,6 +408,24 @@ def _steering(xp: Any, rng: Any, shape: Shape, side: str, dtype: np.dtype[Any]) 
 
 
 _kind("steering", "steering vectors exp(i phi) of a line of sensors", _steering)
+
+
+def _dominant_term(xp: Any, rng: Any, shape: Shape, side: str, dtype: np.dtype[Any]) -> Array:
+    axis, k = _along_k(shape, side)
+    step = _index(xp, k, axis)
+    factor = xp.where(step == k - 1, 1.0, xp.where(step >= k - _BLOCK, _DOMINATED, 0.0)).astype(_wide(dtype))
+    return (
+        _each_part(lambda _, rng, shape, dtype: 1 - _uniform(rng, shape, dtype) / 2)(xp, rng, shape, side, dtype)
+        * factor
+    )
+
+
+_kind(
+    "dominant-term",
+    "uniform in (1/2, 1], one sign: the last step of k outweighs by 2^5 the 63 before it, which come after zeros",
+    _dominant_term,
+    bound=16,
+)
 
 
 def _cancelling_parts(xp: Any, rng: Any, shape: Shape, side: str, dtype: np.dtype[Any]) -> Array:

@@ -122,6 +122,14 @@ def filler() -> Any:
     return function
 
 
+def allocation_of(address: int) -> tuple[int, int]:
+    """Return where the allocation begins that memory of a device is in, and its bytes (cuMemGetAddressRange)."""
+    start, nbytes = ctypes.c_uint64(), ctypes.c_size_t()
+    function = _function("cuMemGetAddressRange_v2")
+    check(function(ctypes.byref(start), ctypes.byref(nbytes), ctypes.c_uint64(address)), "an allocation")
+    return start.value, nbytes.value
+
+
 @cache
 def map_encoder() -> Any:
     """CuTensorMapEncodeTiled."""

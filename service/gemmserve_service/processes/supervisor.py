@@ -32,7 +32,7 @@ from gemmserve_service.runtime.handoff import FrontHandoff, RayHandoff, Transfer
 from gemmserve_service.runtime.start_error import StartError, UsageError
 from gemmserve_service.runtime.tuning import transfer_processes
 from gemmserve_service.settings import is_loopback
-from gemmserve_service.store.extents.memfd import arena_bytes, create_arena
+from gemmserve_service.store.extents.memfd import arena_bytes, create_arena, create_panel_table, shares_panels
 from gemmserve_service.tenancy.keyring import KeyringError, read_keyring
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ def run(settings: Settings) -> int:
         transfers = stack.enter_context(transfer_socket(str(folder / _TRANSFER))) if count else None
         devices = _devices(settings.device, settings.executor)
         arena = _arena(arena_bytes(settings, devices), stack)
+        panels = _panel_table(len(devices), stack) if shares_panels(settings, devices) else None
         return _Supervisor(
             settings,
             lock_fd,
@@ -129,6 +130,7 @@ def run(settings: Settings) -> int:
             count,
             devices,
             *arena,
+            panels,
         ).run()
 
 
@@ -151,6 +153,8 @@ class _Supervisor:
     arena_path: str | None
     """Path of the memory that results come to from devices; its descriptor is this process's."""
     arena_bytes: int
+    panels_path: str | None
+    """Path of the table of panels that devices share, likewise."""
     pipe: tuple[int, int] = field(default_factory=os.pipe)
     ready: tuple[int, int] = field(default_factory=os.pipe)
     announced: bool = False
@@ -348,6 +352,8 @@ class _Supervisor:
             control_path=str(self.folder / _CONTROL),
             arena_path=self.arena_path,
             arena_bytes=self.arena_bytes,
+            panels_path=self.panels_path,
+            panels_row=self.devices.index(device),
         )
         fds = (self.lock_fd, self.pipe[0])
         return _spawn("gemmserve_service.executor.worker", handoff.model_dump_json(), fds, dict(os.environ))
@@ -495,3 +501,14 @@ def _arena(nbytes: int, stack: ExitStack) -> tuple[str | None, int]:
         return None, 0
     stack.callback(os.close, fd)
     return f"/proc/{os.getpid()}/fd/{fd}", nbytes
+
+
+def _panel_table(rows: int, stack: ExitStack) -> str | None:
+    """Path of the table by which devices share panels of large products; without it each brings its own."""
+    try:
+        fd = create_panel_table(rows)
+    except OSError as error:
+        say(f"no table of panels ({error.strerror}); devices share none")
+        return None
+    stack.callback(os.close, fd)
+    return f"/proc/{os.getpid()}/fd/{fd}"

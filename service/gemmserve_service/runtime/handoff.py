@@ -83,6 +83,11 @@ class WorkerHandoff(_Handoff):
     arena_path: str | None = None
     """Likewise."""
     arena_bytes: int = 0
+    panels_path: str | None = None
+    """Path of the table of panels that devices of this host have (`executor.worker.blocks.panel_table`), if they share
+    any."""
+    panels_row: int = 0
+    """This device's row in it."""
 
 
 class AgentHandoff(_Handoff):

@@ -104,6 +104,7 @@ class Scheduler:
 
     def __init__(self, settings: Settings, store: ArrayStore, executor: Executor) -> None:
         self.settings = settings
+        self.store = store
         self.executor = executor
         self.draining = False
         self.queue = FairQueue()
@@ -494,6 +495,8 @@ class Scheduler:
         )
 
     def _lacks_room(self, task: Task, worker: Worker) -> bool:
+        if task.file_made is False:
+            return True
         return self._room_at > 0 and time.monotonic() < self._room_at and task.needs_place(worker, verify=task.verify)
 
     def _queue_again(self, task: Task) -> None:
@@ -626,16 +629,43 @@ class Scheduler:
         """Return whether the results have the places that they need; else the task waits again, where it was."""
         if not task.needs_place(worker, verify=verify):
             return True
+        if self._awaits_file(task):
+            self._take_back(task)
+            return False
         try:
             task.take_places()
         except (StoreFull, OSError) as error:
             log.warning("task %s waits: %s", task.id, error)
-            self.queue.charge(task.owner, -task.cost_s, task.service_class)
-            self._queue_again(task)
+            self._take_back(task)
             self._room_at = time.monotonic() + _ROOM_RETRY_S
             asyncio.get_running_loop().call_later(_ROOM_RETRY_S, self._dispatch)
             return False
         return True
+
+    def _awaits_file(self, task: Task) -> bool:
+        """Whether a task has to wait for a file that takes long to make, as one in memory does. Others pass it, while a
+        thread makes the file, once.
+        """
+        whole = task.whole
+        if whole.file_made:
+            whole.file_made = None
+            return False
+        slow = next((nbytes for nbytes in task.lacking() if not self.store.brief(nbytes)), 0)
+        if not slow:
+            return False
+
+        def made() -> None:
+            whole.file_made = True
+            self._dispatch()
+
+        whole.file_made = False
+        self.writes.make_file(slow, made)
+        return True
+
+    def _take_back(self, task: Task) -> None:
+        """Queue a task that was not sent in its old place; its owner is not charged for the try."""
+        self.queue.charge(task.owner, -task.cost_s, task.service_class)
+        self._queue_again(task)
 
     def _begin(self, worker: Worker, task: Task, *, grouped: bool, verify: bool) -> Work:
         task.attempt += 1

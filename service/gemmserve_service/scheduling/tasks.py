@@ -142,6 +142,10 @@ class Task:
     """Plan by which a device runs this, or why it cannot, by its class."""
     models: dict[int, tuple[object, Any]] = field(default_factory=dict)
     """Results of `estimates` for a plan, by the device's class."""
+    file_made: bool | None = None
+    """Whether there is a file for a result that takes long to make; False: it is being made, and the task waits for it.
+    None: nobody has looked.
+    """
     blocks: Blocks | None = None
     """Blocks as which workers are sent it, where it is that large: `cost_s` is that of one."""
 
@@ -253,6 +257,10 @@ class Task:
             if upload.extent is None and upload.spec.nbytes:
                 return True
         return self.blocks is not None and self.blocks.lacks_partials
+
+    def lacking(self) -> list[int]:
+        """Return the bytes of each result that has no place in the store yet."""
+        return [each.spec.nbytes for each in self.results.values() if each.extent is None and each.spec.nbytes]
 
     def take_places(self) -> None:
         """Take places in the store for results that have none. Raises StoreFull, OSError."""

@@ -103,6 +103,34 @@ def test_failures_are_said_of_auto_too():
     assert other[2:5] == ["yes", "1 of 1", "0 of 1"]
 
 
+def test_a_kind_with_a_bound_of_its_own_is_told_apart():
+    own = {"kind": "dominant-term", "k": 64}
+    rows = [row("auto", 1.0), row("auto", 9.0, **own), row("3xfp16", 17.0, **own), row("fp32", 3.0, **own)]
+    assert [report.grade(each) for each in rows] == ["A", "B", "-", "A"]
+    assert report.grade(row("auto", 9.0, dtype="complex128", **own)) == "-"
+    text = report.markdown({"environment": {"device": "D"}, "rows": rows}, "a.png")
+    assert "- `auto`, complex64: is of Grade A on all of it by moduli (1 cases)" in text
+    assert "| complex64 | dominant-term | auto | 8 x 8 x 64 | 9 | 3 | 6 | 16 | B |" in text
+    assert "| complex64 | dominant-term | 3xfp16 | 8 x 8 x 64 | 17 | 3 | 6 | 16 | - |" in text
+    assert "- dominant-term: " in text
+    alone = report.markdown({"environment": {"device": "D"}, "rows": rows[1:]}, "a.png")
+    assert "In one look" not in alone
+    assert "## complex64" not in alone
+
+
+def test_shapes_of_its_own_are_measured_too(tmp_path):
+    path = tmp_path / "a.json"
+    arguments = ["--device", "cpu", "--output", str(path), "--kinds", "dominant-term", "--depths", "64"]
+    assert script.main([*arguments, "--shrink", "64", "--modes", "auto"]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert [(each["dtype"], each["m"], each["n"], each["k"]) for each in rows] == [
+        ("float32", 128, 128, 4), ("complex64", 128, 128, 4), ("float64", 128, 128, 4), ("complex128", 128, 128, 4),
+        ("float32", 16, 16, 4), ("float32", 4, 128, 128), ("complex64", 16, 16, 4), ("complex64", 4, 128, 128),
+    ]  # fmt: skip
+    assert report.main([str(path)]) == 0
+    assert path.with_suffix(".png").stat().st_size > 10_000
+
+
 def test_it_runs_as_on_a_device(tmp_path):
     """The stand-in for CuPy is as strict as CuPy; our kernels are not run there, and all but the vendor's is wrong."""
     path = tmp_path / "a.json"

@@ -86,7 +86,7 @@ MODELS: Final[dict[tuple[str, str, str], _Model]] = {
     ("small", "3xtf32", "complex64"): _Model(4.5e13, tile=16),
     ("wgmma", "3xfp16", "float32"): _Model(2.3e14, 5, 128, 1.5, parts=16),
     ("wgmma", "3xfp16", "complex64"): _Model(2.5e14, 5, 64, 1.5, parts=16),
-    ("fused", "3xfp16", "complex64"): _Model(8.8e13, 1, 64, parts=132, ends=40, doubt=1.25, skinny=1.5e14),
+    ("fused", "3xfp16", "complex64"): _Model(1.0e14, 1, 64, parts=132, ends=40, doubt=1.25, skinny=1.5e14),
     ("wgmma", "3xfp16-3m", "complex64"): _Model(3.1e14, 5, 64, 2.0, parts=16),
     ("wgmma", "6xbf16", "float32"): _Model(1.1e14, 5, 128, 2.0, parts=16),
     ("wgmma", "6xbf16", "complex64"): _Model(1.15e14, 5, 64, 2.0, parts=16),

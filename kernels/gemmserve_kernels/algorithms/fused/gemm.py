@@ -123,6 +123,8 @@ def run_gemm(
         for first in range(0, tiles, most):
             params.gemm.first_tile = first
             params.items = min(most, tiles - first) * tile.split_k
+            grid = min(params.items, resident)
+            params.step_matrices, params.step_tiles = divmod(grid, plan.tiles)
             if sums is not None:
                 params.partial, params.grouped, params.arrivals = sums.places(launcher, done + first)
             if plan.columns is not None:
@@ -143,7 +145,7 @@ def run_gemm(
             launcher.launch(
                 plan.source,
                 plan.source.name,
-                grid=min(params.items, resident),
+                grid=grid,
                 block=tile.threads,
                 shared=tile.shared_bytes,
                 params=params,

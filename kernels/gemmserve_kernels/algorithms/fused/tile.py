@@ -23,7 +23,6 @@ COLUMN_THREADS: Final = 128
 """Threads of a block that makes planes of a tall tile's columns."""
 _CONSUMERS: Final = 256
 """Threads that multiply."""
-_EXCHANGE_BYTES: Final = _CONSUMERS * 16 * 4
 _SLOT_BYTES: Final = _CONSUMERS // 32 * 16 * (CHUNK * 8 + 32)
 _FEW_BYTES: Final = _CONSUMERS // 32 * 4 * BLOCK * 8
 _ALIGNMENT: Final = 1024
@@ -69,19 +68,19 @@ class FusedTile:
     @property
     def threads(self) -> int:
         """Threads of a block: those that multiply, and those that bring what they multiply."""
-        return _CONSUMERS + (128 if self.tall else 256)
+        return _CONSUMERS + (128 if self.tall else 512)
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: Config::SHARED_BYTES in cuda/fused/config.cuh."""
-        rest = self.stages * _SLOT_BYTES + _FEW_BYTES if self.tall else _EXCHANGE_BYTES
+        rest = self.stages * _SLOT_BYTES + _FEW_BYTES if self.tall else 0
         return self.stages * self.stage_bytes + rest + _ALIGNMENT
 
     @property
     def stage_bytes(self) -> int:
         """Planes of a chunk and what is known of its vectors: Config::STAGE_BYTES."""
-        sides = 1 if self.tall else 2
-        return -(-(sides * BLOCK * (CHUNK * 8 + 2 * 4) + 64) // _ALIGNMENT) * _ALIGNMENT
+        sides, planes = (1, 4) if self.tall else (2, 4 + 6)
+        return -(-(BLOCK * (planes * CHUNK * 2 + sides * 2 * 4) + 64) // _ALIGNMENT) * _ALIGNMENT
 
     @property
     def tile_bytes(self) -> int:

@@ -9,26 +9,31 @@ struct Config {
     static constexpr int VECTORS = 64;  // of an operand that has planes in shared memory
     static constexpr int CHUNK = 64;    // steps of k that have their own scales, at most
     static constexpr int PROMOTE = GEMM_PROMOTE, STAGES = GEMM_STAGES;
-    static constexpr int CONSUMERS = 256, PRODUCERS = TALL ? 128 : 256, THREADS = CONSUMERS + PRODUCERS;
+    static constexpr int CONSUMERS = 256, PRODUCERS = TALL ? 128 : 512, THREADS = CONSUMERS + PRODUCERS;
     static constexpr int PRODUCER_WARPS = PRODUCERS / 32, CONSUMER_WARPS = CONSUMERS / 32;
-    static constexpr int CONSUMER_REGISTERS = 224, PRODUCER_REGISTERS = 56;  // of fused_tall
-    static constexpr int PLANES = 4;    // re, im of the high parts, re, im of the low parts
+    static constexpr int SIDE_WARPS = TALL ? PRODUCER_WARPS : PRODUCER_WARPS / 2;  // producers of one operand's planes
+    static constexpr int CONSUMER_REGISTERS = TALL ? 224 : 96, PRODUCER_REGISTERS = TALL ? 56 : 72;
+    static constexpr int PLANES = 4;  // re, im of the high parts, re, im of the low parts
+    // Of columns that are multiplied to real and imaginary sums at once (multiply.cuh): -im, re, im of the high parts, then
+    // of the low parts; first all planes of the first TURNED columns, then those of the others.
+    static constexpr int TURNED_PLANES = 6, TURNED = 32;
     static constexpr int ROW = CHUNK * 2;  // bytes of one vector in one plane
     static constexpr int PLANE = VECTORS * ROW, SIDE = PLANES * PLANE;  // bytes; those of B lie behind those of A
     static constexpr int SIDES = TALL ? 1 : 2;  // that have planes
+    static constexpr int TURNED_PLANE = TURNED * ROW;
+    static constexpr int PLANES_BYTES = TALL ? SIDE : SIDE + TURNED_PLANES * PLANE;
     // Places in a stage of planes, scales, what is known of each vector, and whether a producer's warp has a doubt.
-    static constexpr int SCALES_AT = SIDES * SIDE, COUNTS_AT = SCALES_AT + 4 * SIDES * VECTORS;
+    static constexpr int SCALES_AT = PLANES_BYTES, COUNTS_AT = SCALES_AT + 4 * SIDES * VECTORS;
     static constexpr int DOUBTS_AT = COUNTS_AT + 4 * SIDES * VECTORS;
     static constexpr int IMAGE_BYTES = DOUBTS_AT + 64;  // of a stage of planes
     static constexpr int STAGE_BYTES = round_up(IMAGE_BYTES, 1024);  // planes are aligned to 1024 bytes
-    // Behind the stages: what warpgroups exchange, or for every stage the rows of a chunk as they are, ROWS for each warp
-    // of consumers, and a few steps of columns as they are.
+    // Behind the stages, of tall tiles: for every stage the rows of a chunk as they are, ROWS for each warp of consumers, and
+    // a few steps of columns as they are.
     static constexpr int ROWS = 16, SLOT_ROW = CHUNK * 8 + 32, SLOT_BYTES = ROWS * SLOT_ROW;
     static constexpr int SLOT_STAGE = CONSUMER_WARPS * SLOT_BYTES;
     static constexpr int FEW_STEPS = 4, FEW_BYTES = FEW_STEPS * VECTORS * 8;
     static constexpr int SLOTS_AT = STAGES * STAGE_BYTES, FEW_AT = SLOTS_AT + STAGES * SLOT_STAGE;
-    static constexpr int EXCHANGE_AT = STAGES * STAGE_BYTES;
-    static constexpr int END = TALL ? FEW_AT + CONSUMER_WARPS * FEW_BYTES : EXCHANGE_AT + CONSUMERS * 16 * 4;
+    static constexpr int END = TALL ? FEW_AT + CONSUMER_WARPS * FEW_BYTES : STAGES * STAGE_BYTES;
     static constexpr int ALIGNMENT = 1024;
     static constexpr int SHARED_BYTES = END + ALIGNMENT;
     static_assert(BLOCK_N == VECTORS && (TALL || BLOCK_M == VECTORS), "a warpgroup multiplies 64 x 64");

@@ -1,134 +1,119 @@
 // D = alpha op(A) op(B) + beta C of complex64 on Hopper's tensor cores, from operands as they lie.
 //
-// Half of a block's warps are producers: they bring chunk after chunk of k of both operands into registers, split them
-// into float16 planes in a stage of shared memory, and have the next chunk on its way meanwhile. The others are
-// consumers: one warpgroup multiplies the planes to the real parts of the sums, another one to the imaginary ones. Every
-// chunk of a vector has its own scale, and every chunk of a tile is judged: what planes do not serve is computed by
+// Most of a block's warps are producers, half of them of either operand: they bring chunk after chunk of k into registers,
+// split it into float16 planes in a stage of shared memory, and have the next chunk on its way meanwhile. Two warpgroups of
+// consumers multiply the planes, for half of a tile's columns each: splitting takes more instructions than that.
+// Every chunk of a vector has its own scale, and every chunk of a tile is judged: what planes do not serve is computed by
 // multiply-adds, in its turn (gemmserve_kernels.algorithms.fused.gemm has the proof).
+#include "../common/memory/lanes.cuh"
 #include "../common/numbers/truncation.cuh"
-#include "gather.cuh"
 #include "multiply.cuh"
 
 using OperandA = ChunkOperand<GEMM_A_ALONG_K, GEMM_VECTOR_A, GEMM_CONJUGATE_A>;
-using OperandB = ChunkOperand<GEMM_B_ALONG_K, GEMM_VECTOR_B, GEMM_CONJUGATE_B>;
+using OperandB = ChunkOperand<GEMM_B_ALONG_K, GEMM_VECTOR_B, GEMM_CONJUGATE_B, true>;
 
+// Makes the planes of one operand's chunks, the operand being A or B by its type. `thread`: among those who do.
+template <bool OF_A, class Side>
 GEMM_DEVICE void produce(const FusedParams& params, const Pipeline& pipeline, int thread) {
-    const GemmParams& gemm = params.gemm;
-    const OperandA side_a(thread);
-    const OperandB side_b(thread);
-    OperandA::Held held_a;
-    OperandB::Held held_b;
+    constexpr int PLANES_AT = OF_A ? 0 : Config::SIDE, KNOWN_AT = OF_A ? 0 : Config::VECTORS;
+    constexpr int FIRST_WARP = OF_A ? 0 : Config::SIDE_WARPS;
+    const MatrixParams& matrix = OF_A ? params.gemm.a : params.gemm.b;
+    const Long &vector_stride = OF_A ? matrix.row_stride : matrix.column_stride,
+               &k_stride = OF_A ? matrix.column_stride : matrix.row_stride;
+    const Side side(thread);
+    typename Side::Held held;
     Cursor cursor(params);
+    const auto load = [&] { side.load(held, OF_A ? cursor.in_a(params) : cursor.in_b(params), vector_stride, k_stride); };
     Turn turn;
     turn.parity = 1;  // the first time around all stages are empty
-    Steps steps(params, cursor.chunks.next);
-    side_a.load(held_a, cursor.in_a(params, steps), gemm.a.row_stride, gemm.a.column_stride);
-    side_b.load(held_b, cursor.in_b(params, steps), gemm.b.column_stride, gemm.b.row_stride);
+    load();
     bool more = true;
 #pragma unroll 1
     while (more) {
-        const int count = steps.count;
+        const int count = cursor.steps.count;
         more = cursor.next(params);
-        if (more) steps = Steps(params, cursor.chunks.next);
         barrier_wait(pipeline.emptied(turn), turn.parity);
         unsigned char* const stage = pipeline.stage(turn);
-        float* const scales = reinterpret_cast<float*>(stage + Config::SCALES_AT);
-        int* const counts = reinterpret_cast<int*>(stage + Config::COUNTS_AT);
-        bool promised = side_a.split(held_a, count, stage, scales, counts);
-        if (more) side_a.load(held_a, cursor.in_a(params, steps), gemm.a.row_stride, gemm.a.column_stride);
-        promised &= side_b.split(
-            held_b, count, stage + Config::SIDE, scales + Config::VECTORS, counts + Config::VECTORS);
-        if (more) side_b.load(held_b, cursor.in_b(params, steps), gemm.b.column_stride, gemm.b.row_stride);
+        const bool promised = side.split(
+            held, count, stage + PLANES_AT, reinterpret_cast<float*>(stage + Config::SCALES_AT) + KNOWN_AT,
+            reinterpret_cast<int*>(stage + Config::COUNTS_AT) + KNOWN_AT);
+        if (more) load();
         const int doubt = __any_sync(0xffffffffu, !promised);
-        if (thread % 32 == 0) reinterpret_cast<int*>(stage + Config::DOUBTS_AT)[thread / 32] = doubt;
+        if (thread % 32 == 0) {
+            reinterpret_cast<int*>(stage + Config::DOUBTS_AT)[FIRST_WARP + thread / 32] = doubt;
+        }
         written_for_tensor_cores();
         arrive(pipeline.filled(turn), thread);
         turn.next();
     }
 }
-// From the real and the imaginary parts of two warpgroups' sums to whole numbers: of the first columns for the one, of
-// the last for the other. `exchange`: shared memory.
-GEMM_DEVICE Sums whole_numbers(const PartSums& parts, float* exchange, Meeting& meeting, int thread) {
-    constexpr int HALF = Sums::COLUMNS;
-    const bool imaginary = thread >= 128;
-    float* const out = exchange + thread;
-    const float* const in = exchange + (thread ^ 128);
-#pragma unroll
-    for (int j = 0; j < HALF; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            out[(4 * j + e) * Config::CONSUMERS] = imaginary ? parts.at[j][e] : parts.at[HALF + j][e];
-        }
-    meeting.meet(thread);
-    Sums sums;
-#pragma unroll
-    for (int j = 0; j < HALF; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            const float other = in[(4 * j + e) * Config::CONSUMERS];
-            sums.re[j][e] = imaginary ? other : parts.at[j][e];
-            sums.im[j][e] = imaginary ? parts.at[HALF + j][e] : other;
-        }
-    return sums;
-}
 
-GEMM_DEVICE void consume(const FusedParams& params, const Pipeline& pipeline, int* last, int thread) {
+GEMM_DEVICE void consume(const FusedParams& params, const Pipeline& pipeline, int* last, int half, int thread) {
     const GemmParams& gemm = params.gemm;
-    const PartMultiply part(thread);
+    const HalfMultiply multiply(thread, half);
     Meeting meeting{pipeline.together};
     Turn turn;
-    for (unsigned number = blockIdx.x;; number += gridDim.x) {
-        PartSums parts = {};
+    Item item(params, blockIdx.x);
+    for (unsigned number = blockIdx.x;; item.next(params, number)) {
+        Sums sums = {};
         bool served = true;
-        const int first = static_cast<int>(params.splits > 1 ? number % params.splits : 0) * params.chunks_part;
+        const int first = item.split * params.chunks_part;
         const int left = params.chunks - first, end = first + (left < params.chunks_part ? left : params.chunks_part);
 #pragma unroll 1
         for (int chunk = first; chunk < end; ++chunk) {
-            const Steps steps(params, chunk);
+            const int steps = Steps::count_of(params, chunk);
             barrier_wait(pipeline.filled(turn), turn.parity);
             unsigned char* const stage = pipeline.stage(turn);
             const int* const counts = reinterpret_cast<const int*>(stage + Config::COUNTS_AT);
-            const int* const doubts = reinterpret_cast<const int*>(stage + Config::DOUBTS_AT);
+            const auto* const doubts = reinterpret_cast<const Vector<int, 4>*>(stage + Config::DOUBTS_AT);
             int doubt = 0;
 #pragma unroll
-            for (int warp = 0; warp < Config::PRODUCER_WARPS; ++warp) doubt |= doubts[warp];
-            if (doubt == 0 || is_served(
-                                  deficits_of_chunk(counts), deficits_of_chunk(counts + Config::VECTORS),
-                                  steps.count - SPARE)) {
-                part.from_planes(parts, stage, shared_address(stage), steps.count);
+            for (int i = 0; i < Config::PRODUCER_WARPS / 4; ++i) {
+                const Vector<int, 4> four = doubts[i];
+                doubt |= four.at[0] | four.at[1] | four.at[2] | four.at[3];
+            }
+            // The same in all lanes, and by votes, so that the compiler can see it.
+            bool planes = __all_sync(0xffffffffu, doubt == 0);
+            if (!planes) {
+                const bool serves = is_served(
+                    deficits_of_chunk(counts), deficits_of_chunk(counts + Config::VECTORS), steps - SPARE);
+                planes = __all_sync(0xffffffffu, serves);
+            }
+            if (planes) {
+                multiply.from_planes(sums, stage, shared_address(stage), steps);
             } else {
                 served = false;
                 meeting.meet(thread);  // all have read what is known
-                Cursor cursor(params, number, chunk);
+                const Cursor cursor(params, item, chunk);
                 Value* const plain = reinterpret_cast<Value*>(stage);
                 OperandA::copy_plain(
-                    plain, cursor.in_a(params, steps), gemm.a.row_stride, gemm.a.column_stride, thread);
+                    plain, cursor.in_a(params), gemm.a.row_stride, gemm.a.column_stride, thread);
                 OperandB::copy_plain(
-                    plain + Config::SIDE / sizeof(Value), cursor.in_b(params, steps), gemm.b.column_stride,
+                    plain + Config::SIDE / sizeof(Value), cursor.in_b(params), gemm.b.column_stride,
                     gemm.b.row_stride, thread);
                 meeting.meet(thread);
-                part.from_numbers(parts, stage, steps.count);
+                multiply.from_numbers(sums, stage, steps);
             }
             arrive(pipeline.emptied(turn), thread);
             turn.next();
         }
         if (served) {
 #pragma unroll
-            for (int j = 0; j < PartSums::COLUMNS; ++j)
+            for (int j = 0; j < Sums::COLUMNS; ++j)
 #pragma unroll
-                for (int e = 0; e < 4; ++e) parts.at[j][e] = restored<Config::PROMOTE / 16>(parts.at[j][e]);
+                for (int e = 0; e < 4; ++e) {
+                    sums.re[j][e] = restored<Config::PROMOTE / 16>(sums.re[j][e]);
+                    sums.im[j][e] = restored<Config::PROMOTE / 16>(sums.im[j][e]);
+                }
         }
-        meeting.meet(thread);  // all have read what was exchanged before
-        Sums sums = whole_numbers(
-            parts, reinterpret_cast<float*>(pipeline.stages + Config::EXCHANGE_AT), meeting, thread);
-        const Item item(params, number);
-        if (params.splits == 1 || gather_splits(params, item, sums, served, last, meeting, thread)) {
+        if (params.splits == 1 || gather_splits(params, item, number, sums, served, last, meeting, thread)) {
             if (!served && thread == 0) {
-                add_elements(params.counters->plain, static_cast<Long>(item.rows) * item.columns);
+                add_elements(params.counters->plain, static_cast<Long>(item.rows(gemm)) * item.columns(gemm));
             }
-            store(gemm, item, sums, part.row, part.column + thread / 128 * (Config::BLOCK_N / 2));
+            store(gemm, item, sums, multiply.row, multiply.column);
         }
         if (gridDim.x >= params.items - number) break;
+        number += gridDim.x;
     }
 }
 
@@ -150,12 +135,17 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, 1) fused_gemm(FusedPa
         barrier_init_fence();
     }
     __syncthreads();
-    // The same in all lanes, which the compiler cannot see: descriptors then live in uniform registers.
-    const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
-    const int thread = static_cast<int>(threadIdx.x) % 128 + group * 128;
-    if (group < Config::CONSUMERS / 128) {
-        consume(params, pipeline, &last, thread);
+    const int warp = warp_number(), thread = static_cast<int>(threadIdx.x);
+    if (warp < Config::CONSUMER_WARPS) {
+        take_registers<Config::CONSUMER_REGISTERS>();
+        consume(params, pipeline, &last, warp / 4, thread);
     } else {
-        produce(params, pipeline, thread - Config::CONSUMERS);
+        give_registers<Config::PRODUCER_REGISTERS>();
+        const int producer = thread - Config::CONSUMERS;
+        if (warp < Config::CONSUMER_WARPS + Config::SIDE_WARPS) {
+            produce<true, OperandA>(params, pipeline, producer);
+        } else {
+            produce<false, OperandB>(params, pipeline, producer - Config::SIDE_WARPS * 32);
+        }
     }
 }

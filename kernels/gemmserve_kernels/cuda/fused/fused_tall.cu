@@ -38,8 +38,7 @@ GEMM_DEVICE void produce(const FusedParams& params, const Pipeline& pipeline, co
     Turn turn;
     turn.parity = 1;  // the first time around all stages are empty
     do {
-        const Steps steps(params, cursor.chunks.next);
-        ChunkPlace place = cursor.in_a(params, steps);
+        ChunkPlace place = cursor.in_a(params);
         place.first += first_row * gemm.a.row_stride;
         place.vectors -= first_row;
         barrier_wait(rows.emptied(turn, producer), turn.parity);
@@ -223,14 +222,15 @@ struct Told {
 
 // The sums of all parts of k of a tile. False: another block has them.
 GEMM_DEVICE bool gather_all(
-    const FusedParams& params, const Item& item, Sums& sums, bool& served, Told& told, Meeting& meeting, int thread) {
+    const FusedParams& params, const Item& item, unsigned number, Sums& sums, bool& served, Told& told, Meeting& meeting,
+    int thread) {
     if (thread % 32 == 0) told.unserved[thread / 32] = !served;
     meeting.meet(thread);
     int unserved = 0;
 #pragma unroll
     for (int warp = 0; warp < Config::CONSUMER_WARPS; ++warp) unserved |= told.unserved[warp];
     served = unserved == 0;
-    return gather_splits(params, item, sums, served, &told.last, meeting, thread);
+    return gather_splits(params, item, number, sums, served, &told.last, meeting, thread);
 }
 
 // Whether planes serve the warp's rows of a chunk, all of which have been split. By a warp; `stage`: what is known of the
@@ -293,7 +293,7 @@ GEMM_DEVICE void consume(
             barrier_wait(pipeline.filled(turn), turn.parity);
             const auto split_late = [&] {
                 rows.split(late, known, stages.slot(turn), 1);
-                serves = are_served(known, stage, Steps(params, chunk).count);
+                serves = are_served(known, stage, Steps::count_of(params, chunk));
                 if (serves) stages.leave_rows(turn, rows.lane);
             };
             const auto measure_next = [&] {
@@ -317,12 +317,11 @@ GEMM_DEVICE void consume(
             arrive(pipeline.emptied(turn), rows.lane);
             if (!serves) {
                 served = false;
-                const Cursor cursor(params, number, chunk);
-                const Steps steps(params, chunk);
+                const Cursor cursor(params, Item(params, number), chunk);
                 Value* const few =
                     reinterpret_cast<Value*>(pipeline.stages + Config::FEW_AT + stages.warp * Config::FEW_BYTES);
                 add_numbers(
-                    sums, rows, stages.slot(turn), few, cursor.in_b(params, steps), gemm.b.column_stride,
+                    sums, rows, stages.slot(turn), few, cursor.in_b(params), gemm.b.column_stride,
                     gemm.b.row_stride);
                 stages.leave_rows(turn, rows.lane);
             }
@@ -338,11 +337,11 @@ GEMM_DEVICE void consume(
         }
         const Item item(params, number);
         const bool split = params.splits > 1;
-        if (!split || gather_all(params, item, sums, served, told, meeting, thread_again())) {
+        if (!split || gather_all(params, item, number, sums, served, told, meeting, thread_again())) {
             // Alone, a warp counts its own rows; of several blocks the last one counts the tile.
-            const int counted = split ? item.rows : clipped(first_row, Config::ROWS, item.rows);
+            const int counted = split ? item.rows(gemm) : clipped(first_row, Config::ROWS, item.rows(gemm));
             if (!served && (split ? thread_again() : rows.lane) == 0) {
-                add_elements(params.counters->plain, static_cast<Long>(counted) * item.columns);
+                add_elements(params.counters->plain, static_cast<Long>(counted) * item.columns(gemm));
             }
             const Rows again(once_more(rows.lane));
             store(gemm, item, sums, first_row + again.row, again.lane % 4 * 2, again.apart);

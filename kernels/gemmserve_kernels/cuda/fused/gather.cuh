@@ -102,50 +102,65 @@ GEMM_DEVICE bool gather(
 
 // The sums of all splits of a tile. False: another block has them.
 GEMM_DEVICE bool gather_splits(
-    const FusedParams& params, const Item& item, Sums& sums, bool& served, int* last, Meeting& meeting, int thread) {
+    const FusedParams& params, const Item& item, unsigned number, Sums& sums, bool& served, int* last, Meeting& meeting,
+    int thread) {
+    const Long tile = number / params.splits;
     constexpr Long TILE = 8 * Sums::COLUMNS * Config::CONSUMERS;
     const int groups = (params.splits + params.together - 1) / params.together, group = item.split / params.together;
     const int first = group * params.together, left = params.splits - first;
-    unsigned* const arrivals = params.arrivals + item.tile * (groups + 1);
-    float* const place = params.partial + (item.tile * params.splits + first) * TILE;
+    unsigned* const arrivals = params.arrivals + tile * (groups + 1);
+    float* const place = params.partial + (tile * params.splits + first) * TILE;
     const int count = left < params.together ? left : params.together;
     if (!gather(sums, served, place, item.split - first, count, arrivals + group, last, meeting, thread)) return false;
     if (groups == 1) return true;
-    float* const grouped = params.grouped + item.tile * groups * TILE;
+    float* const grouped = params.grouped + tile * groups * TILE;
     return gather(sums, served, grouped, group, groups, arrivals + groups, last, meeting, thread);
 }
 
-// `in_row`, `first_column`: of the thread's first element; its second row lies `apart` rows below.
-GEMM_DEVICE void store(
-    const GemmParams& gemm, const Item& item, const Sums& sums, int in_row, int first_column, int apart = 8) {
-    const Long batch = item.where.batch;
-    const Long d_at = offset_of(batch, gemm, gemm.d) + (item.row + in_row) * gemm.d.row_stride +
-                      (item.column + first_column) * gemm.d.column_stride;
-    const Long c_at = offset_of(batch, gemm, gemm.c) + (item.row + in_row) * gemm.c.row_stride +
-                      (item.column + first_column) * gemm.c.column_stride;
+// A thread's elements of two rows `apart`, from (in_row, first_column) of the tile on. WHOLE: all lie inside the matrix.
+template <bool WHOLE, bool READS_C>
+GEMM_DEVICE void store_rows(
+    const GemmParams& gemm, const Item& item, const Sums& sums, int in_row, int first_column, int apart) {
+    const Long d_stride = GEMM_VECTOR_D ? 1 : gemm.d.column_stride;
+    Long d_at = offset_of(item.batch, gemm, gemm.d) + (item.row() + in_row) * gemm.d.row_stride +
+                (item.column() + first_column) * d_stride;
+    Long c_at = 0;
+    if constexpr (READS_C) {
+        c_at = offset_of(item.batch, gemm, gemm.c) + (item.row() + in_row) * gemm.c.row_stride +
+               (item.column() + first_column) * gemm.c.column_stride;
+    }
     const float alpha[2] = {static_cast<float>(gemm.alpha[0]), static_cast<float>(gemm.alpha[1])};
     const float beta[2] = {static_cast<float>(gemm.beta[0]), static_cast<float>(gemm.beta[1])};
-    const bool reads_c = beta[0] != 0 || beta[1] != 0;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        if (in_row + apart * h >= item.rows) continue;
+    for (int h = 0; h < 2; ++h, d_at += apart * gemm.d.row_stride, c_at += READS_C ? apart * gemm.c.row_stride : 0) {
+        if (!WHOLE && in_row + apart * h >= item.rows(gemm)) continue;
 #pragma unroll
         for (int j = 0; j < Sums::COLUMNS; ++j) {
-            const int inside = item.columns - first_column - 8 * j;
+            const int inside = WHOLE ? 2 : item.columns(gemm) - first_column - 8 * j;
             if (inside <= 0) continue;
             Value values[2];
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 values[e] = scale(Value{sums.re[j][2 * h + e], sums.im[j][2 * h + e]}, alpha[0], alpha[1]);
-                if (reads_c && e < inside) {
+                if (READS_C && e < inside) {
                     const Value c = read_element<GEMM_TYPE_C, Value, false>(
-                        gemm.c, c_at + apart * h * gemm.c.row_stride + (8 * j + e) * gemm.c.column_stride);
+                        gemm.c, c_at + (8 * j + e) * gemm.c.column_stride);
                     values[e] = add(values[e], scale(c, beta[0], beta[1]));
                 }
             }
-            write_piece<GEMM_TYPE_D, false, GEMM_VECTOR_D>(
-                gemm.d, d_at + apart * h * gemm.d.row_stride + 8 * j * gemm.d.column_stride, gemm.d.column_stride, values,
-                inside);
+            write_piece<GEMM_TYPE_D, false, GEMM_VECTOR_D>(gemm.d, d_at + 8 * j * d_stride, d_stride, values, inside);
         }
+    }
+}
+
+// `in_row`, `first_column`: of the thread's first element; its second row lies `apart` rows below.
+GEMM_DEVICE void store(
+    const GemmParams& gemm, const Item& item, const Sums& sums, int in_row, int first_column, int apart = 8) {
+    if (gemm.beta[0] != 0 || gemm.beta[1] != 0) {
+        store_rows<false, true>(gemm, item, sums, in_row, first_column, apart);
+    } else if (item.rows(gemm) == Config::BLOCK_M && item.columns(gemm) == Config::BLOCK_N) {
+        store_rows<true, false>(gemm, item, sums, in_row, first_column, apart);
+    } else {
+        store_rows<false, false>(gemm, item, sums, in_row, first_column, apart);
     }
 }

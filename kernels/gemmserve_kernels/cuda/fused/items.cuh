@@ -42,27 +42,59 @@ GEMM_DEVICE void arrive(Address barrier, int thread) {
 
 // A part of k of a tile.
 struct Item {
-    Long tile;  // of this launch
     int split;
-    TileCoordinate where;
-    Long row, column;
-    int rows, columns;  // inside
+    Long batch;
 
     GEMM_DEVICE Item(const FusedParams& params, unsigned number) {
         const GemmParams& gemm = params.gemm;
-        tile = number;
+        unsigned tile = number;
         split = 0;
         if (params.splits > 1) {
             tile = number / params.splits;
             split = static_cast<int>(number % params.splits);
         }
-        const Long place = gemm.first_tile + tile;
-        where = gemm.tiles_m * gemm.tiles_n == 1 ? TileCoordinate{place, 0, 0}
-                                                 : tile_of<GEMM_RASTER>(place, gemm.tiles_m, gemm.tiles_n);
-        row = where.tile_m * Config::BLOCK_M;
-        column = where.tile_n * Config::BLOCK_N;
-        rows = static_cast<int>(gemm.m - row < Config::BLOCK_M ? gemm.m - row : Config::BLOCK_M);
-        columns = static_cast<int>(gemm.n - column < Config::BLOCK_N ? gemm.n - column : Config::BLOCK_N);
+        const Quotient place = divide(gemm.first_tile + tile, gemm.tiles_m * gemm.tiles_n);
+        batch = place.quotient;
+        in_matrix = static_cast<unsigned>(place.remainder);
+        find(gemm);
+    }
+    // Goes on to item `number`, the block's next one. Tiles of a batch are many and short: none is found by division by the
+    // tiles of a matrix but the first.
+    GEMM_DEVICE void next(const FusedParams& params, unsigned number) {
+        if (params.splits > 1) {
+            *this = Item(params, number);
+            return;
+        }
+        const unsigned tiles = static_cast<unsigned>(params.gemm.tiles_m * params.gemm.tiles_n);
+        batch += params.step_matrices;
+        in_matrix += params.step_tiles;
+        if (in_matrix >= tiles) {
+            in_matrix -= tiles;
+            ++batch;
+        }
+        find(params.gemm);
+    }
+
+    GEMM_DEVICE Long row() const { return static_cast<Long>(tile_m) * Config::BLOCK_M; }
+    GEMM_DEVICE Long column() const { return static_cast<Long>(tile_n) * Config::BLOCK_N; }
+    // Rows and columns that lie inside the matrix.
+    GEMM_DEVICE int rows(const GemmParams& gemm) const {
+        return static_cast<int>(gemm.m - row() < Config::BLOCK_M ? gemm.m - row() : Config::BLOCK_M);
+    }
+    GEMM_DEVICE int columns(const GemmParams& gemm) const {
+        return static_cast<int>(gemm.n - column() < Config::BLOCK_N ? gemm.n - column() : Config::BLOCK_N);
+    }
+
+  private:
+    unsigned in_matrix;  // which of its tiles
+    unsigned tile_m, tile_n;
+
+    GEMM_DEVICE void find(const GemmParams& gemm) {
+        tile_m = tile_n = 0;
+        if (gemm.tiles_m * gemm.tiles_n == 1) return;
+        const Quotient where = tile_of_matrix<GEMM_RASTER>(in_matrix, gemm.tiles_m, gemm.tiles_n);
+        tile_m = static_cast<unsigned>(where.remainder);
+        tile_n = static_cast<unsigned>(where.quotient);
     }
 };
 
@@ -85,14 +117,15 @@ struct Chunks {
     int rows, columns;
     int next, end;
 
-    GEMM_DEVICE Chunks(const FusedParams& params, const Item& item) : rows(item.rows), columns(item.columns) {
+    GEMM_DEVICE Chunks(const FusedParams& params, const Item& item)
+        : rows(item.rows(params.gemm)), columns(item.columns(params.gemm)) {
         const GemmParams& gemm = params.gemm;
-        const Long batch = item.where.batch;
+        const Long batch = item.batch;
         a = static_cast<const Value*>(gemm.a.re) + offset_of(batch, gemm, gemm.a) +
-            item.row * gemm.a.row_stride;
+            item.row() * gemm.a.row_stride;
         b = static_cast<const Value*>(gemm.b.re) + offset_of(batch, gemm, gemm.b) +
-            item.column * gemm.b.column_stride;
-        images = image_at(params, params.own_columns ? batch - params.first_matrix : 0, item.where.tile_n, 0);
+            item.column() * gemm.b.column_stride;
+        images = image_at(params, params.own_columns ? batch - params.first_matrix : 0, item.column() / Config::BLOCK_N, 0);
         next = item.split * params.chunks_part;
         end = next + params.chunks_part < params.chunks ? next + params.chunks_part : params.chunks;
     }
@@ -103,36 +136,52 @@ struct Steps {
     Long first;
     int count;
 
-    GEMM_DEVICE Steps(const FusedParams& params, int chunk) {
+    GEMM_DEVICE Steps(const FusedParams& params, int chunk) : count(count_of(params, chunk)) {
         const bool longer = chunk < params.longer;
         first = 2 * (static_cast<Long>(chunk) * params.pairs + (longer ? chunk : params.longer));
-        const Long last = first + 2 * (params.pairs + longer);
-        count = static_cast<int>((last < params.gemm.k ? last : params.gemm.k) - first);
+    }
+    // Goes on to `chunk`, the next one.
+    GEMM_DEVICE void next(const FusedParams& params, int chunk) {
+        first += count;
+        count = count_of(params, chunk);
+    }
+    // Of the last chunk the last pair may lie half outside.
+    static GEMM_DEVICE int count_of(const FusedParams& params, int chunk) {
+        const bool odd = chunk + 1 == params.chunks && params.gemm.k % 2 != 0;
+        return 2 * (static_cast<int>(params.pairs) + (chunk < params.longer)) - odd;
     }
 };
 
 // The chunks of all items of a block, one after the other.
 struct Cursor {
     unsigned number;
+    Item item;
     Chunks chunks;
+    Steps steps;
 
-    GEMM_DEVICE explicit Cursor(const FusedParams& params) : number(blockIdx.x), chunks(params, Item(params, number)) {}
-    GEMM_DEVICE Cursor(const FusedParams& params, unsigned item, int chunk)
-        : number(item), chunks(params, Item(params, item)) {
+    GEMM_DEVICE explicit Cursor(const FusedParams& params)
+        : number(blockIdx.x), item(params, number), chunks(params, item), steps(params, chunks.next) {}
+    GEMM_DEVICE Cursor(const FusedParams& params, const Item& item, int chunk)
+        : item(item), chunks(params, item), steps(params, chunk) {
         chunks.next = chunk;
     }
     // Goes on to the next one. False: there is none.
     GEMM_DEVICE bool next(const FusedParams& params) {
-        if (++chunks.next < chunks.end) return true;
+        if (++chunks.next < chunks.end) {
+            steps.next(params, chunks.next);
+            return true;
+        }
         if (gridDim.x >= params.items - number) return false;
         number += gridDim.x;
-        chunks = Chunks(params, Item(params, number));
+        item.next(params, number);
+        chunks = Chunks(params, item);
+        steps = Steps(params, chunks.next);
         return true;
     }
-    GEMM_DEVICE ChunkPlace in_a(const FusedParams& params, const Steps& steps) const {
+    GEMM_DEVICE ChunkPlace in_a(const FusedParams& params) const {
         return {chunks.a + steps.first * params.gemm.a.column_stride, chunks.rows, steps.count};
     }
-    GEMM_DEVICE ChunkPlace in_b(const FusedParams& params, const Steps& steps) const {
+    GEMM_DEVICE ChunkPlace in_b(const FusedParams& params) const {
         return {chunks.b + steps.first * params.gemm.b.row_stride, chunks.columns, steps.count};
     }
 };

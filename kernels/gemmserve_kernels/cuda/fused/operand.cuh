@@ -36,6 +36,18 @@ GEMM_DEVICE void count_small(unsigned& count, unsigned pair) {
     asm("set.le.f16x2.f16x2 %0, %1, %2;" : "=r"(one) : "r"(magnitude), "r"(0x5c005c00u));
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(count) : "r"(count), "r"(one));
 }
+// The larger magnitude of the two, NaN the largest.
+GEMM_DEVICE float larger_magnitude(float most, float x) {
+    float larger;
+    asm("{ .reg .f32 magnitude; abs.f32 magnitude, %2; max.NaN.f32 %0, %1, magnitude; }" : "=f"(larger) : "f"(most), "f"(x));
+    return larger;
+}
+// The larger ones of two lower and of two upper halves.
+GEMM_DEVICE unsigned larger_halves(unsigned x, unsigned y) {
+    unsigned larger;
+    asm("max.u16x2 %0, %1, %2;" : "=r"(larger) : "r"(x), "r"(y));
+    return larger;
+}
 #else
 GEMM_DEVICE unsigned pack_halves(float first, float second) {
     return float_to_half(first).bits | static_cast<unsigned>(float_to_half(second).bits) << 16;
@@ -47,6 +59,14 @@ GEMM_DEVICE void count_small(unsigned& count, unsigned pair) {
         const unsigned more = float_to_half(counted + (magnitude <= 0x5c00u ? 1.0f : 0.0f)).bits;
         count = (count & ~(0xffffu << 16 * half)) | more << 16 * half;
     }
+}
+GEMM_DEVICE float larger_magnitude(float most, float x) {
+    const unsigned bits = bits_of(x) & 0x7fffffffu;
+    return bits_of(most) > bits ? most : float_of(bits);
+}
+GEMM_DEVICE unsigned larger_halves(unsigned x, unsigned y) {
+    const unsigned low = (x & 0xffffu) > (y & 0xffffu) ? x : y, high = x > y ? x : y;
+    return (low & 0xffffu) | (high & 0xffff0000u);
 }
 #endif
 
@@ -87,10 +107,9 @@ struct VectorScale {
 struct VectorCounts {
     int re, im;
 
-    // `small`: of CHUNK steps, those that lie outside included; the imaginary ones in the upper half.
-    GEMM_DEVICE VectorCounts(unsigned small, int steps)
-        : re(static_cast<int>(small & 0xffffu) - (Config::CHUNK - steps)),
-          im(static_cast<int>(small >> 16) - (Config::CHUNK - steps)) {}
+    // Of CHUNK steps, those that lie outside included.
+    GEMM_DEVICE VectorCounts(int small_re, int small_im, int steps)
+        : re(small_re - (Config::CHUNK - steps)), im(small_im - (Config::CHUNK - steps)) {}
     GEMM_DEVICE int word(const VectorScale& scale) const {
         return re | im << IMAGINARY_AT | (scale.has_re ? HAS_REAL : 0) | (scale.has_im ? HAS_IMAGINARY : 0) |
                (scale.fits ? 0 : UNSERVED);
@@ -109,11 +128,12 @@ struct ChunkPlace {
     int steps;
 };
 
-template <bool ALONG_K_, int VECTOR, bool CONJUGATE>
+// TURNED: planes lie as Config says of columns, those of -im among them.
+template <bool ALONG_K_, int VECTOR, bool CONJUGATE, bool TURNED = false>
 struct ChunkOperand {
     static constexpr int EXTENT = Config::VECTORS;
     static constexpr bool ALONG_K = ALONG_K_;
-    static constexpr int OF_WARP = 8 * Config::PRODUCER_WARPS;  // vectors that all warps bring at once
+    static constexpr int OF_WARP = 8 * Config::SIDE_WARPS;  // vectors that all warps bring at once
     static constexpr int ROUNDS = (EXTENT + OF_WARP - 1) / OF_WARP;
     static constexpr bool EVEN = EXTENT % OF_WARP == 0;
     // A lane has all k of a quarter of one vector, or an eighth of two that are neighbours.
@@ -167,10 +187,29 @@ struct ChunkOperand {
     }
     GEMM_DEVICE bool split(
         const Share& held, int round, int steps, unsigned char* planes, float* scales, int* counts) const {
-        bool promised = true;
+        unsigned most[VECTORS], small = 0;
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) most[v] = largest_parts(held[v]);
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) most[v] = over_lanes(most[v], larger_halves);
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
-            promised &= split_vector(held[v], first_vector + round * OF_WARP + v, steps, planes, scales, counts);
+            const int vector = first_vector + round * OF_WARP + v;
+            small |= split_vector(held[v], scale_of(most[v]).down(), vector, planes) << 16 * v;
+        }
+        small = over_lanes(small, [](unsigned l, unsigned r) { return l + r; });
+        bool promised = true;
+        const bool writes = t == 0 && half == 0;
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) {
+            const VectorScale scale = scale_of(most[v]);
+            const VectorCounts known(
+                static_cast<int>(small >> 16 * v & 0xffu), static_cast<int>(small >> (16 * v + 8) & 0xffu), steps);
+            if (writes) {
+                scales[first_vector + round * OF_WARP + v] = scale.up();
+                counts[first_vector + round * OF_WARP + v] = known.word(scale);
+            }
+            promised &= known.promise(scale, steps);
         }
         return promised;
     }
@@ -236,21 +275,33 @@ struct ChunkOperand {
         }
     }
 
-    GEMM_DEVICE bool split_vector(
-        const Value (&x)[UNITS][4], int vector, int steps, unsigned char* planes, float* scales, int* counts) const {
-        unsigned most_re = 0, most_im = 0;
+    // The upper halves of a lane's largest real and of its largest imaginary part: exponents. None is zero unless the part is.
+    static GEMM_DEVICE unsigned largest_parts(const Value (&x)[UNITS][4]) {
+        float re = 0.0f, im = 0.0f;
 #pragma unroll
         for (int u = 0; u < UNITS; ++u) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                most_re = larger_bits(most_re, magnitude_bits(x[u][e].re));
-                most_im = larger_bits(most_im, magnitude_bits(x[u][e].im));
+                re = larger_magnitude(re, x[u][e].re);
+                im = larger_magnitude(im, x[u][e].im);
             }
         }
-        most_re = over_lanes(most_re, larger_bits);
-        most_im = over_lanes(most_im, larger_bits);
-        const VectorScale scale(most_re, most_im);
-        const float down = scale.down();
+        const auto upper = [](unsigned bits) { return (bits | (bits < 1u ? bits : 1u) << 16) >> 16; };
+        return upper(bits_of(re)) | upper(bits_of(im)) << 16;
+    }
+    static GEMM_DEVICE VectorScale scale_of(unsigned most) { return VectorScale(most << 16, most & 0xffff0000u); }
+
+    // Where a unit of a vector lies in the first plane.
+    static GEMM_DEVICE int at(int vector, int unit) {
+        if constexpr (!TURNED) return unit_at(vector, unit);
+        return unit_at(vector % Config::TURNED, unit) +
+               vector / Config::TURNED * (Config::TURNED_PLANES * Config::TURNED_PLANE);
+    }
+
+    // Splits the lane's share of a vector. Returns how many real parts are not large, and in the next 8 bits how many
+    // imaginary ones.
+    GEMM_DEVICE unsigned split_vector(
+        const Value (&x)[UNITS][4], float down, int vector, unsigned char* planes) const {
         unsigned small_re = 0, small_im = 0;
 #pragma unroll
         for (int u = 0; u < UNITS; ++u) {
@@ -269,21 +320,17 @@ struct ChunkOperand {
                     part[3].at[pair] ^= 0x80008000u;
                 }
             }
-            const int at = unit_at(vector, 4 * step_of(u) + t);
+            const auto write = [&](int plane, const Vector<unsigned, 2>& part) {
+                constexpr int PLANE = TURNED ? Config::TURNED_PLANE : Config::PLANE;
+                *reinterpret_cast<Vector<unsigned, 2>*>(planes + at(vector, 4 * step_of(u) + t) + plane * PLANE) = part;
+            };
 #pragma unroll
-            for (int p = 0; p < Config::PLANES; ++p) {
-                *reinterpret_cast<Vector<unsigned, 2>*>(planes + p * Config::PLANE + at) = part[p];
+            for (int p = 0; p < Config::PLANES; ++p) write(TURNED ? p + 1 + p / 2 : p, part[p]);
+            if constexpr (TURNED) {
+                write(0, {part[1].at[0] ^ 0x80008000u, part[1].at[1] ^ 0x80008000u});
+                write(3, {part[3].at[0] ^ 0x80008000u, part[3].at[1] ^ 0x80008000u});
             }
         }
-        const unsigned small = over_lanes(
-            static_cast<unsigned>(counted(small_re) | counted(small_im) << 16),
-            [](unsigned l, unsigned r) { return l + r; });
-        const VectorCounts known(small, steps);
-        const bool writes = ALONG_K ? t == 0 : t == 0 && half == 0;
-        if (writes) {
-            scales[vector] = scale.up();
-            counts[vector] = known.word(scale);
-        }
-        return known.promise(scale, steps);
+        return static_cast<unsigned>(counted(small_re) | counted(small_im) << 8);
     }
 };

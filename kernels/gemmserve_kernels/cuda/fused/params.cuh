@@ -7,6 +7,7 @@
 struct FusedParams {
     GemmParams gemm;
     unsigned items;   // of this launch; blocks take them in turns
+    unsigned step_matrices, step_tiles;  // from one tile to the next of a block, where k is not cut: matrices, tiles
     int chunks;       // that k is cut into
     Long pairs;       // of steps of k in a chunk, the last one maybe half outside
     int longer;       // the first chunks, which have one pair more

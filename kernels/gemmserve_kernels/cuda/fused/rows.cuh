@@ -158,7 +158,7 @@ class RowOperand {
         unsigned small = static_cast<unsigned>(counted(known.small_re[h]) | counted(known.small_im[h]) << 16);
 #pragma unroll
         for (int lane = 1; lane < 4; lane *= 2) small += __shfl_xor_sync(0xffffffffu, small, lane);
-        return VectorCounts(small, steps);
+        return VectorCounts(static_cast<int>(small & 0xffffu), static_cast<int>(small >> 16), steps);
     }
 
     // A number of the lane's row `h` as it is.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gemmserve_kernels.blocks.grid import GridRule
 from gemmserve_service.executor.worker.backend import DeviceUnavailable
+from gemmserve_service.executor.worker.blocks.panel_table import PanelsFile
 from gemmserve_service.executor.worker.checks.selftest import verified_error
 from gemmserve_service.executor.worker.loop import serve
 from gemmserve_service.executor.worker.memory.host_arena import ArenaFile
@@ -33,8 +34,13 @@ def main() -> int:
         if handoff.arena_path is not None:
             ahead_bytes = arena_ahead_bytes(settings, handoff.arena_bytes)
             arena = ArenaFile(handoff.arena_path, handoff.arena_bytes, ahead_bytes)
+        panels = None if handoff.panels_path is None else PanelsFile(handoff.panels_path, handoff.panels_row)
         backend = open_backend(
-            handoff.device, settings.device_cache_share, arena, memory_bytes=settings.device_memory_bytes
+            handoff.device,
+            settings.device_cache_share,
+            arena,
+            memory_bytes=settings.device_memory_bytes,
+            panels=panels,
         )
         error = verified_error(backend)
     except DeviceUnavailable as unavailable:

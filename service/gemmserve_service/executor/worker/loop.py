@@ -33,7 +33,8 @@ from gemmserve_service.executor.protocol import (
     encode,
 )
 from gemmserve_service.executor.worker.health.monitor import Monitor
-from gemmserve_service.executor.worker.overlap import Overlap, OverlappingBackend
+from gemmserve_service.executor.worker.overlap.overlap import Overlap
+from gemmserve_service.executor.worker.overlap.staged import OverlappingBackend
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -388,7 +388,8 @@ class Blocks:
     def _cut(self, workers: int, slots: tuple[int, int] | None) -> None:
         """Cut the grid into a tile for each worker, as far as it goes. A tile whose panels all have `slots` is gone
         through as a wavefront of its own: what is left of the grid's begins with a panel for every block in tiles off
-        its corner. (None: nothing is known of slots.)
+        its corner. (None: nothing is known of slots.) Tiles that share panels take them in turns, each beginning with
+        other ones, so that each comes from the host for one of them just before the others want it.
         """
         rows, columns = self._extents
         self._shape = _tiles(workers, rows, columns)
@@ -396,7 +397,11 @@ class Blocks:
         for index in self._order:
             self._tiles[self._tile_of(index)].append(index)
         if len(self._tiles) > 1 and len(self.grid.runs) == 1:
-            self._tiles = [deque(_wavefront(self.grid, tile, slots)) for tile in self._tiles]
+            down, across = self._shape
+            self._tiles = [
+                deque(_wavefront(self.grid, tile, slots, (at % across, across), (at // across, down)))
+                for at, tile in enumerate(self._tiles)
+            ]
 
     @property
     def _extents(self) -> tuple[int, int]:
@@ -449,14 +454,29 @@ def _plan(grid: Grid, worker: Worker) -> MemoryPlan | None:
         return None
 
 
-def _wavefront(grid: Grid, tile: Collection[int], slots: tuple[int, int] | None) -> Collection[int]:
-    """Return the blocks of a tile of one run of matrices as a wavefront from its corner, or as they are where `slots`
-    do not hold all of its panels.
+def _wavefront(
+    grid: Grid,
+    tile: Collection[int],
+    slots: tuple[int, int] | None,
+    row_turn: tuple[int, int],
+    column_turn: tuple[int, int],
+) -> Collection[int]:
+    """Return the blocks of a tile of one run of matrices as a wavefront, or as they are where `slots` do not hold all
+    of its panels. `row_turn`, `column_turn`: number of the tile among those that have the same rows (columns), and how
+    many have.
     """
     _, rows, columns = (sorted(set(places)) for places in zip(*map(grid.place, tile), strict=True))
     if slots is not None and (len(rows) > slots[0] or len(columns) > slots[1]):
         return tile
+    rows, columns = _in_turns(rows, *row_turn), _in_turns(columns, *column_turn)
     return [grid.at(0, rows[row], columns[column]) for row, column in shells(len(rows), len(columns))]
+
+
+def _in_turns(numbers: list[int], turn: int, count: int) -> list[int]:
+    """Return numbers by turns of `count` parts of them, each turn beginning with the part of that number."""
+    parts = [numbers[len(numbers) * at // count : len(numbers) * (at + 1) // count] for at in range(count)]
+    parts = parts[turn:] + parts[:turn]
+    return [each for some in itertools.zip_longest(*parts) for each in some if each is not None]
 
 
 def _tiles(workers: int, rows: int, columns: int) -> tuple[int, int]:

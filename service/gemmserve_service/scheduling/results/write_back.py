@@ -586,16 +586,25 @@ class WriteBack:
             return
         if lacking:
             self._room_at = time.monotonic() + _MAX_RETRY_S  # sooner, when there is the file
-            self._background.spawn(self._make_file(lacking))
+            self.make_file(lacking, self._file_is_there)
             return
         self._room_delay_s = _MIN_RETRY_S
         pending.ordered = True
         self._orders[worker].ordered(pending)
         self._send_write(worker, pending, urgent=pending.state is State.REQUESTED)
 
-    async def _make_file(self, nbytes: int) -> None:
-        """Have a file made for the results whose turn it is, and look at them again."""
-        await self._store.stock(nbytes)
+    def make_file(self, nbytes: int, then: Callable[[], None]) -> None:
+        """Have a file of so many bytes made beside the event loop; `then` is called, whatever comes of it."""
+        self._background.spawn(self._make_file(nbytes, then))
+
+    async def _make_file(self, nbytes: int, then: Callable[[], None]) -> None:
+        try:
+            await self._store.stock(nbytes)
+        finally:
+            then()
+
+    def _file_is_there(self) -> None:
+        """Look at the results whose turn it is: there is a file for them."""
         self._file_made = True
         self._room_at = 0.0
         self._order_writes()

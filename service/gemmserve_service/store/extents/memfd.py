@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Final
 from gemmserve_service.runtime.tuning import host_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from gemmserve_service.settings import Settings
 
+PANEL_ROW_BYTES: Final = 96 << 10
+"""Bytes of a device's row in the table of panels (`executor.worker.blocks.panel_table`)."""
 _LARGE_PAGE: Final = 2 << 20
 _SHARE: Final = 4  # of the machine's memory, unless settings say otherwise
 _AHEAD_SHARE: Final = 8  # likewise
@@ -46,6 +48,17 @@ def create_memory(nbytes: int, name: str = "gemmserve") -> int:
         os.close(fd)
         raise
     return fd
+
+
+def shares_panels(settings: Settings, devices: Sequence[str]) -> bool:
+    """Return whether devices of this host may share panels of large products."""
+    able = sum(device.startswith("cuda") for device in devices) > 1
+    return able and settings.peer_copies and memory_extents_supported()
+
+
+def create_panel_table(rows: int) -> int:
+    """Return the descriptor of an empty table of panels. Raises OSError."""
+    return create_memory(rows * PANEL_ROW_BYTES, "gemmserve-panels")
 
 
 def create_arena(nbytes: int) -> int:

@@ -1,8 +1,11 @@
 """The array: NumPy's, behind a type that does not mix with NumPy's."""
 
+import itertools
 import numbers
+import os
 import threading
 import weakref
+from pathlib import Path
 
 import numpy as np
 
@@ -109,9 +112,30 @@ class Account:
 ACCOUNT = Account()
 
 
+SHARED = Path(os.environ["CUPY_ON_NUMPY_SHARED"]) if "CUPY_ON_NUMPY_SHARED" in os.environ else None
+"""Folder of files that a device's memory is then, so that other processes can map it."""
+ALLOCATIONS = {}
+"""Files by the address at which they are mapped, with their bytes."""
+NUMBERS = itertools.count()
+
+
+def shared(nbytes):
+    path = SHARED / f"{os.getpid()}-{next(NUMBERS)}"
+    memory = np.memmap(path, np.uint8, "w+", shape=(nbytes,))
+    ALLOCATIONS[memory.ctypes.data] = path, nbytes
+    weakref.finalize(memory, freed, memory.ctypes.data, path)
+    return memory
+
+
+def freed(address, path):
+    ALLOCATIONS.pop(address, None)
+    path.unlink()
+
+
 def aligned(nbytes):
     """Memory as CuPy's pool gives it: 512-byte aligned, of arbitrary content (here 0xff, NaN)."""
-    memory = np.empty(max(1, nbytes) + ALIGNMENT, np.uint8)
+    whole = max(1, nbytes) + ALIGNMENT
+    memory = shared(whole) if SHARED else np.empty(whole, np.uint8)
     ACCOUNT.take(memory, nbytes)
     start = -memory.ctypes.data % ALIGNMENT
     memory = memory[start : start + max(1, nbytes)]

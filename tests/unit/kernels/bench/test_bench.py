@@ -18,6 +18,7 @@ from gemmserve_kernels.bench.cases import INITS, Case, draw
 from gemmserve_kernels.bench.cli import BENCH
 from gemmserve_kernels.bench.environment import driver_version, environment
 from gemmserve_kernels.bench.formats import fields, measurement_table, to_csv
+from gemmserve_kernels.bench.kinds import KINDS
 from gemmserve_kernels.bench.run import measure
 from gemmserve_kernels.bench.sources import sources
 from gemmserve_kernels.bench.targets import CpuTarget, ServerTarget
@@ -329,6 +330,22 @@ def test_the_worst_seed_is_shown():
     worse = replace(row[0], error=3.0, limit=4.0, seed=2)
     best = replace(row[0], error=3.5, limit=8.0, seed=3)
     assert grades.worst_of([best, worse, replace(best, mode="fp32")]) == [worse, replace(best, mode="fp32")]
+
+
+def test_a_kind_with_a_bound_of_its_own_has_a_grade_of_its_own():
+    def off_by(units):
+        def multiply(a, b, *, compute):
+            return a @ b * np.float32(1 + units * 2.0**-24)
+
+        (row,), _ = grades.grades(
+            np, "dominant-term", m=9, n=9, k=64, dtype="float32", seed=1, modes=("auto",), multiply=multiply
+        )
+        assert row.limit == KINDS["dominant-term"].bound
+        return row.grade, row.parts
+
+    assert off_by(0) == ("A", True)
+    assert off_by(12) == ("B", True)
+    assert off_by(20) == ("-", False)
 
 
 def test_other_errors_of_a_server_are_not_taken_for_a_missing_mode():

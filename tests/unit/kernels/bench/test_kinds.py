@@ -7,7 +7,7 @@ import pytest
 from accuracy_cases import DTYPES
 
 from gemmserve_kernels.bench.elementwise import product_and_scale
-from gemmserve_kernels.bench.kinds import BY_WEIGHT, EXACT, KINDS, draw, operands
+from gemmserve_kernels.bench.kinds import BY_WEIGHT, EXACT, KINDS, draw, most, operands
 
 M, N, K = 60, 52, 72
 
@@ -108,6 +108,26 @@ def test_pairs_nearly_cancel():
     a, b = made("pairs", "float64", k=71)
     np.testing.assert_array_equal(b[0:70:2], b[1:71:2])
     assert (np.abs(a[:, 0:70:2] + a[:, 1:71:2]) <= 2.0**-12 * np.abs(a[:, 0:70:2])).all()
+
+
+@pytest.mark.parametrize("k", [64, 200])
+def test_a_dominant_term(k):
+    a, b = made("dominant-term", "float64", k=k)
+    assert not a[:, :-64].any()
+    assert not b[:-64].any()
+    assert (a[:, -64:] > 0).all()
+    product, last = a @ b, a[:, -1:] * b[-1:]
+    assert (last / (product - last)).min() > 2**3
+    assert np.median(last / (product - last)) == pytest.approx(2**5, rel=0.1)
+
+
+def test_bounds_of_kinds_that_break_the_rule():
+    assert most("normal", "float32", 1.0) == 4
+    assert most("normal", "float32", 3.0) == 6
+    assert most("dominant-term", "complex64", 3.0) == KINDS["dominant-term"].bound > 4
+    assert most("dominant-term", "complex64", 30.0) == 60
+    assert most("dominant-term", "complex128", 1.0) == 4
+    assert [name for name, kind in KINDS.items() if kind.bound] == ["dominant-term"]
 
 
 def test_parts_of_complex_data():

@@ -186,3 +186,12 @@ def test_a_driver_without_graphs(monkeypatch):
     finally:
         for each in (driver._graph_calls, driver._capture_status):
             each.cache_clear()
+
+
+def test_an_allocation_is_found_by_an_address_in_it(monkeypatch):
+    def find(start, nbytes, address):
+        start._obj.value, nbytes._obj.value = address.value - 512, 1 << 40
+        return 0
+
+    monkeypatch.setattr(driver, "_function", {"cuMemGetAddressRange_v2": find}.get)
+    assert driver.allocation_of((1 << 47) + 512) == (1 << 47, 1 << 40)

@@ -22,6 +22,7 @@ from standing import stand_still
 from gemmserve_service.processes import datadir, devices, listeners, supervisor
 from gemmserve_service.runtime.start_error import StartError
 from gemmserve_service.settings import Settings
+from gemmserve_service.store.extents.memfd import PANEL_ROW_BYTES
 
 HOST = "127.71.83.2"
 """Where no other server of a test listens, so that none can take a port that has just become free."""
@@ -213,13 +214,39 @@ def test_a_server_without_accelerators_has_no_memory_for_results(monkeypatch, ca
     assert "Too many open files" in capsys.readouterr().err
 
 
+def test_devices_share_a_table_of_panels_as_long_as_the_supervisor_lives(monkeypatch, capsys):
+    with ExitStack() as stack:
+        path = supervisor._panel_table(2, stack)
+        assert Path(path).stat().st_size == 2 * PANEL_ROW_BYTES
+    assert not Path(path).exists()
+
+    def refuse(rows):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(supervisor, "create_panel_table", refuse)
+    with ExitStack() as stack:
+        assert supervisor._panel_table(2, stack) is None
+    assert "Too many open files" in capsys.readouterr().err
+
+
 def test_a_front_is_told_who_may_still_write_for_the_one_before(make_settings, monkeypatch):
     """Those workers that run when it starts: one that starts later was told nothing by another front."""
     handoffs = []
     monkeypatch.setattr(supervisor, "_spawn", lambda module, text, fds, environment: handoffs.append(json.loads(text)))
     some = SimpleNamespace(fileno=lambda: 0)
     one = supervisor._Supervisor(
-        make_settings(), 0, some, *[None] * 4, Path("/run"), some, None, 0, ["cuda:0", "cuda:1"], "/proc/1/fd/9", 7
+        make_settings(),
+        0,
+        some,
+        *[None] * 4,
+        Path("/run"),
+        some,
+        None,
+        0,
+        ["cuda:0", "cuda:1"],
+        "/proc/1/fd/9",
+        7,
+        "/proc/1/fd/8",
     )
     one.workers[0].process = object()
     for _ in range(2):
@@ -229,6 +256,7 @@ def test_a_front_is_told_who_may_still_write_for_the_one_before(make_settings, m
         os.close(fd)
     assert [handoff["arena_writers"] for handoff in handoffs[:2]] == [[], ["cuda:0"]]
     assert {(handoff["arena_path"], handoff["arena_bytes"]) for handoff in handoffs} == {("/proc/1/fd/9", 7)}
+    assert (handoffs[-1]["panels_path"], handoffs[-1]["panels_row"]) == ("/proc/1/fd/8", 1)
 
 
 # -- real processes -------------------------------------------------------------------------------------------------

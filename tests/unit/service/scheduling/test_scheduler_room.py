@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from gemmserve_service.errors import JobTimeout
 from gemmserve_service.scheduling.estimates import Estimates
 from gemmserve_service.scheduling.tasks import Task
+from gemmserve_service.store.extents import extents
 
 A = np.arange(16.0).reshape(4, 4)
 
@@ -32,6 +36,13 @@ def fake(make_fake):
 @pytest.fixture
 async def a(core, put):
     return await put(core.store, A)
+
+
+async def reached(condition):
+    """Return when it holds."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 (a thread's doing)
+            await asyncio.sleep(0.001)
 
 
 async def test_a_worker_that_waits_for_room_that_there_is_not_does_not_hang(core, fake, a, gemm, full_disk):
@@ -104,6 +115,83 @@ async def test_a_task_that_finds_no_room_keeps_no_other_from_an_idle_worker(core
     core.scheduler._room_at = 0.0
     fake.done()
     assert fake.running() == [first.id]
+    fake.done()
+
+
+LARGE = np.arange(4096.0).reshape(64, 64)
+
+
+@pytest.fixture
+def slow_files(core, monkeypatch):
+    """Files of 32 KiB and more take long to make, until `go` is set; the threads that made them. All tasks are checked:
+    results that may be deferred need their places when they are sent.
+    """
+    allocate = extents._allocate
+    made = SimpleNamespace(threads=[], go=threading.Event())
+
+    def late(fd, capacity):
+        if capacity >= LARGE.nbytes:
+            made.threads.append(threading.current_thread())
+            assert made.go.wait(20)
+        allocate(fd, capacity)
+
+    monkeypatch.setattr(core.scheduler, "_is_checked", lambda _: True)
+    monkeypatch.setattr(extents, "_LARGE", LARGE.nbytes)
+    monkeypatch.setattr(extents, "_BRIEF_S", 0.0)
+    monkeypatch.setattr(extents, "_allocate", late)
+    yield made
+    made.go.set()
+
+
+@pytest.fixture
+async def large(core, put):
+    """Stored before files are slow."""
+    return await put(core.store, LARGE)
+
+
+async def test_a_file_that_takes_long_is_made_by_a_thread_while_others_pass(core, fake, a, large, slow_files, gemm):
+    core.store._files.trim()
+    first, _ = await core.jobs.submit(gemm(large, large))
+    assert not fake.running(), "the event loop goes on"
+    small, _ = await core.jobs.submit(gemm(a, a))
+    assert fake.running() == [small.id]
+    fake.done()
+    core.scheduler._dispatch()
+    assert not fake.running()
+    (flow,) = core.scheduler.queue._flows.values()
+    assert min(line.tag for line in flow.lines) == 0.0
+    slow_files.go.set()
+    await reached(fake.running)
+    assert fake.running() == [first.id]
+    fake.done()
+    assert [thread is threading.current_thread() for thread in slow_files.threads] == [False]
+    assert (await core.jobs.wait(first.id, 60)).state == "succeeded"
+
+
+async def test_a_task_that_is_cancelled_while_its_file_is_made_is_not_sent(core, fake, large, slow_files, gemm):
+    core.store._files.trim()
+    info, _ = await core.jobs.submit(gemm(large, large))
+    await reached(lambda: slow_files.threads)
+    await core.jobs.cancel(info.id)
+    slow_files.go.set()
+    await core.scheduler.writes._background.wait()
+    assert not fake.running()
+    assert core.scheduler.queued == 0
+
+
+async def test_a_file_that_a_thread_could_not_make_is_asked_for_once_more(
+    core, fake, large, slow_files, gemm, full_disk
+):
+    """As one whose making is brief: the task waits for room, and runs when there is."""
+    core.store._files.trim()
+    slow_files.go.set()
+    full_disk(True)
+    info, _ = await core.jobs.submit(gemm(large, large))
+    await reached(lambda: core.scheduler._room_at > 0)
+    assert not fake.running()
+    full_disk(False)
+    await reached(fake.running)
+    assert fake.running() == [info.id]
     fake.done()
 
 

@@ -7,6 +7,9 @@ panel goes follows from the plan's order then as well.
 
 Panels of blocks that are known to come (`expect`) are brought ahead of them, by a thread of their own, each as soon as
 the block that had its place before is computed: who computes need not ask for them.
+
+Slots may be shared with other devices of the host (`peer_panels`): a panel is copied from there where it can be, and
+one that another device reads just now stays in its slot for so long.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels import Operand
     from gemmserve_kernels.blocks.grid import Grid
     from gemmserve_kernels.blocks.memory_plan import MemoryPlan
+    from gemmserve_service.executor.worker.blocks.peer_panels import SharedSlots
 
 Side = Literal["a", "b"]
 
@@ -36,16 +40,20 @@ log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.05
 """Seconds between two moments at which one who waits for a slot can be stopped."""
+_READ_S: Final = 0.002
+"""Likewise, for who waits until another device has read what is in one."""
 _NEVER: Final = 1 << 62
 
 
 class _Slot:
     """Memory of one panel at a time."""
 
-    __slots__ = ("array", "memory", "panel", "pins", "ready", "seconds", "taken")
+    __slots__ = ("array", "memory", "number", "panel", "pins", "ready", "seconds", "taken")
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
+        self.number = 0
+        """Among all slots."""
         self.panel: int | None = None
         self.array: Any = None
         """The panel, once it is `ready`."""
@@ -87,17 +95,22 @@ class PanelSlots:
         view: Callable[[Any, Operand], Any],
         *,
         windows: int = 0,
+        share: Callable[[Sequence[tuple[Any, int]]], SharedSlots | None] | None = None,
     ) -> None:
         """`allocate` returns memory of so many bytes, `view` an array that lies as an operand where it begins.
         `windows`: of the result, to be held ready: a device's memory would give them out of what the planes of a block
-        have left, which had no room there afterwards. Raises what `allocate` raises.
+        have left, which had no room there afterwards. `share` shares memory and bytes of all slots with other devices.
+        Raises what `allocate` raises.
         """
         self._allocate = allocate
         self.grid = grid
         self.plan = plan
         self.uploads = 0
         self.uploaded_bytes = 0
-        """Panels that were brought, and their bytes, each as often as it was."""
+        """Panels that were brought from the host, and their bytes, each as often as it was."""
+        self.copies = 0
+        self.copied_bytes = 0
+        """Likewise, from other devices."""
         self._view = view
         self._positions = {index: position for position, index in enumerate(plan.order)}
         self._uses: dict[Side, dict[int, list[int]]] = {"a": {}, "b": {}}
@@ -108,10 +121,15 @@ class PanelSlots:
             "a": [_Slot(allocate(plan.slot_bytes[0])) for _ in range(plan.slots[0])],
             "b": [_Slot(allocate(plan.slot_bytes[1])) for _ in range(plan.slots[1])],
         }
+        for number, slot in enumerate(slot for slots in self._slots.values() for slot in slots):
+            slot.number = number
         first = grid.block_problem(plan.order[0])
         self.window_bytes = first.result.nbytes if isinstance(first, GemmProblem) else 0
         """Bytes of a block's result, the first one's, than which none is larger; a reduction's are small."""
         self._windows = [allocate(self.window_bytes) for _ in range(windows)] if self.window_bytes else []
+        sizes: dict[Side, int] = {"a": plan.slot_bytes[0], "b": plan.slot_bytes[1]}
+        memory = [(slot.memory, sizes[side]) for side, slots in self._slots.items() for slot in slots]
+        self._shared = None if share is None else share(memory)
         self._closed = False
         self._shrunk = False
         self._taken = 0
@@ -124,6 +142,8 @@ class PanelSlots:
         self._bring: Callable[[Side, int, Any], None] = _nothing
         self._bringing = False
         """Whether a panel is being brought ahead."""
+        self._read_elsewhere = False
+        """Whether the next one waits for another device alone."""
         self._changed = threading.Condition()
 
     def close(self) -> None:
@@ -132,10 +152,14 @@ class PanelSlots:
         """
         with self._changed:
             self._closed = True
+            memory = [slot.memory for slots in self._slots.values() for slot in slots]
             self._slots = {"a": [], "b": []}
             self._windows = []
             self._expected, self._wanted, self._bring = [], {"a": [], "b": []}, _nothing
             self._changed.notify_all()
+        if self._shared is not None:
+            self._shared.close(memory)
+        with self._changed:
             while self._bringing:
                 self._changed.wait()
 
@@ -145,6 +169,7 @@ class PanelSlots:
         are brought more often.
         """
         freed = 0
+        memory: list[Any] = []
         with self._changed:
             self._shrunk = True
             freed += len(self._windows) * self.window_bytes
@@ -153,11 +178,19 @@ class PanelSlots:
                 idle = [slot for slot in slots if not slot.pins]
                 idle.sort(key=self._rank(side, self._position + 1), reverse=True)
                 last = max(slots, key=lambda slot: slot.taken, default=None)
-                gone = [slot for slot in idle if slot is not last][: None if least else -(-len(idle) // 2)]
+                goes = [slot for slot in idle if slot is not last][: None if least else -(-len(idle) // 2)]
+                gone = [slot for slot in goes if self._is_idle(slot)]
                 freed += len(gone) * self.plan.slot_bytes["ab".index(side)]
+                memory += [slot.memory for slot in gone]
                 self._slots[side] = [slot for slot in slots if slot not in gone]
             self._changed.notify_all()
+        if self._shared is not None and memory:
+            self._shared.drop(memory)
         return freed
+
+    def _is_idle(self, slot: _Slot) -> bool:
+        """Whether neither a block nor another device reads what is in a slot; others learn of nothing there then."""
+        return slot.pins == 0 and (self._shared is None or self._shared.retract(slot.number))
 
     def expect(self, indices: Sequence[int], bring: Callable[[Side, int, Any], None]) -> None:
         """Expect these blocks next, in that order, and no others: `bring(side, index, array)` fills the panel of one,
@@ -214,13 +247,15 @@ class PanelSlots:
                 if (found := self._claim_ahead()) is not None:
                     self._bringing = True
                     return (*found, self._bring)
-                self._changed.wait()  # holding no slot, which may be let go meanwhile
+                # Holding no slot, which may be let go meanwhile.
+                self._changed.wait(_READ_S if self._read_elsewhere else None)
         return None
 
     def _claim_ahead(self) -> tuple[_Slot, Side, int] | None:
         """Take a slot for the first panel that is not here; None: there is none, or no block before may miss what is in
         its slot.
         """
+        self._read_elsewhere = False
         missing = self._missing()
         if missing is None:
             return None
@@ -228,17 +263,29 @@ class PanelSlots:
         slot = self._victim(side, self._positions[index])
         if slot.pins or slot.panel in self._needed(side, index):
             return None
+        if not self._is_idle(slot):
+            self._read_elsewhere = True
+            return None
         self._claim(slot, self.grid.panel(side, index))
         return slot, side, index
 
     def _missing(self) -> tuple[Side, int] | None:
-        """Return side and block of the first panel that is not here."""
+        """Return side and block of the first panel that is not here; one that is under way to another device goes
+        behind the others, as long as there is a slot for each.
+        """
         there = {side: {slot.panel for slot in slots} for side, slots in self._slots.items()}
+        found: tuple[Side, int] | None = None
         for index in self._expected:
             for side, wanted in self._wanted.items():
-                if index in wanted and self.grid.panel(side, index) not in there[side]:
+                panel = self.grid.panel(side, index)
+                if index not in wanted or panel in there[side]:
+                    continue
+                room = None in there[side]
+                if self._shared is not None and room and self._shared.is_coming(side, panel):
+                    found = found or (side, index)
+                elif room or found is None:
                     return side, index
-        return None
+        return found
 
     def _needed(self, side: Side, index: int) -> set[int]:
         """Return panels that blocks need before that one, and have not taken yet."""
@@ -260,22 +307,48 @@ class PanelSlots:
         layout = panel_operand(operand, self.grid.operand_panel(side, index))
         try:
             array = self._view(self._allocate(layout.nbytes) if slot is None else slot.memory, layout)
-            fill(array)
+            copied = self._bring_in(slot, side, self.grid.panel(side, index), array, fill)
         except BaseException:
             if slot is not None:
                 with self._changed:
                     slot.panel, slot.pins = None, slot.pins - 1
+                    if self._shared is not None:
+                        self._shared.retract(slot.number)
                     self._changed.notify_all()
             raise
         seconds = time.perf_counter() - began
-        log.debug("panel %s%d: up from %.4f to %.4f", side, self.grid.panel(side, index), began, began + seconds)
+        way = "across" if copied else "up"
+        log.debug("panel %s%d: %s from %.4f to %.4f", side, self.grid.panel(side, index), way, began, began + seconds)
         with self._changed:
             if slot is not None:
                 slot.array, slot.ready, slot.seconds = array, True, seconds if ahead else 0.0
-            self.uploads += 1
-            self.uploaded_bytes += layout.nbytes
+            if copied:
+                self.copies += 1
+                self.copied_bytes += layout.nbytes
+            else:
+                self.uploads += 1
+                self.uploaded_bytes += layout.nbytes
             self._changed.notify_all()
         return array, seconds
+
+    def _bring_in(self, slot: _Slot | None, side: Side, panel: int, array: Any, fill: Callable[[Any], None]) -> bool:
+        """Bring a panel from another device that has it, else from the host, and let others know; return whether it
+        came from a device.
+        """
+        shared = self._shared
+        if shared is None:
+            fill(array)
+            return False
+        copied = shared.bring(side, panel, array)
+        if slot is not None:
+            shared.coming(slot.number, side, panel)
+        if not copied:
+            began = time.perf_counter()
+            fill(array)
+            shared.came(array.nbytes, time.perf_counter() - began)
+        if slot is not None:
+            shared.ready(slot.number)
+        return copied
 
     def take(self, side: Side, index: int, fill: Callable[[Any], None], *, waits: bool) -> Pin:
         """Return the panel of A or B that a block needs, brought by `fill(array)` where it is not here.
@@ -326,13 +399,13 @@ class PanelSlots:
                     return slot, True
                 if slot is None:
                     slot = self._victim(side, self._positions[index])
-                    if slot.pins == 0:
+                    if self._is_idle(slot):
                         self._claim(slot, panel)
                         self._note_use(slot, side, index)
                         return slot, False
                 if not waits:
                     return None, False
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(_LOOK_S if slot.pins else _READ_S)
 
     def _note_use(self, slot: _Slot, side: Side, index: int) -> None:
         self._taken += 1

@@ -19,13 +19,16 @@ from gemmserve_service.executor.port import spec_adapter
 from gemmserve_service.executor.worker.backend import DeviceUnavailable, HostArray, call, go_on
 from gemmserve_service.executor.worker.batches import Products, sum_of
 from gemmserve_service.executor.worker.blocks.panel_slots import PanelSlots
+from gemmserve_service.executor.worker.blocks.panel_table import PanelTable
 from gemmserve_service.executor.worker.blocks.panels_ahead import PanelsAhead
+from gemmserve_service.executor.worker.blocks.peer_panels import PeerPanels
 from gemmserve_service.executor.worker.checks import element_counts, verification
 from gemmserve_service.executor.worker.cuda.batches import run_together
 from gemmserve_service.executor.worker.cuda.copies import DeviceCopies, order_of
 from gemmserve_service.executor.worker.cuda.idleness import Idleness
 from gemmserve_service.executor.worker.cuda.kernels import missing_kernels
 from gemmserve_service.executor.worker.cuda.out_of_memory import within_memory
+from gemmserve_service.executor.worker.cuda.peer_link import CupyPeerLink
 from gemmserve_service.executor.worker.cuda.pinned_ring import CupyLink
 from gemmserve_service.executor.worker.cuda.tiny import TinyProducts, tiny_products
 from gemmserve_service.executor.worker.cuda.values import DeviceValues
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.protocol import Kind
     from gemmserve_service.executor.worker.backend import Values
     from gemmserve_service.executor.worker.blocks.panel_slots import Pin, Side
+    from gemmserve_service.executor.worker.blocks.panel_table import PanelsFile
     from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.executor.worker.memory.host_arena import ArenaFile
     from gemmserve_service.schemas import DeviceHealth, Elements, ProgramParams, StepParams
@@ -67,6 +71,11 @@ cudaStreamCreateWithPriority)."""
 _PLANNED_SHARE: Final = 0.9
 """Share of a device's memory that plans of large products count on: the rest is of the driver, of libraries, and of
 what lies between allocations."""
+
+_SWEEP_S: Final = 0.1
+"""Seconds for which memory of the large product before is waited for that other devices have mapped."""
+_UNMAPPED_S: Final = 1.0
+"""Likewise, where memory is short."""
 
 log = logging.getLogger(__name__)
 
@@ -112,9 +121,10 @@ class CupyBackend:
         arena: ArenaFile | None = None,
         *,
         memory_bytes: int | None = None,
+        panels: PanelsFile | None = None,
     ) -> None:
         """`arena`: memory that results may go to. `memory_bytes`: of the device's that is used at most; None: all of
-        it. Raises DeviceUnavailable.
+        it. `panels`: by which panels of large products are shared with other devices. Raises DeviceUnavailable.
         """
         try:
             import cupy
@@ -154,6 +164,8 @@ class CupyBackend:
         self._panels: _Panels | None = None
         self._panels_lock = threading.RLock()
         self._ahead = PanelsAhead(self.enter)
+        self.peers = None if panels is None else self._open_peers(panels)
+        """Ways to other devices of the host, if there may be any."""
         self._rooms = (
             self._drop_copies,
             self._shrink_panels,
@@ -222,12 +234,16 @@ class CupyBackend:
                 self._panels = _Panels(parent, grid)
                 return None
             self.copies.resident.reserve(plan.peak_bytes)
+            if self.peers is not None:
+                self.peers.sweep(_SWEEP_S)  # of the product before
             slots = None
+            peers = self.peers
+            share = None if peers is None else lambda memory: peers.share(parent, [(m.ptr, n) for m, n in memory])
             for make_room in (None, *self._rooms):
                 if make_room is not None and not make_room():
                     continue
                 try:
-                    slots = PanelSlots(grid, plan, self.cupy.cuda.alloc, self._view, windows=plan.windows)
+                    slots = PanelSlots(grid, plan, self.cupy.cuda.alloc, self._view, windows=plan.windows, share=share)
                     break
                 except self.out_of_memory as error:
                     log.info("out of device memory for panels: %s", error)
@@ -331,9 +347,19 @@ class CupyBackend:
             log.warning("the memory for results cannot be mapped: %s", error)
             return None
 
+    def _open_peers(self, panels: PanelsFile) -> PeerPanels | None:
+        link = CupyPeerLink(self.cupy, self._ordinal)
+        try:
+            return PeerPanels(PanelTable(panels, link.bus_id), link)
+        except (OSError, ValueError) as error:
+            log.warning("panels are not shared with other devices: %s", error)
+            return None
+
     def _drop_copies(self) -> bool:
         """Drop copies of arrays, which can be made again; panels of a large product stay."""
         self.copies.resident.clear()
+        if self.peers is not None:
+            self.peers.sweep(_UNMAPPED_S)
         self.cupy.get_default_memory_pool().free_all_blocks()
         return True
 

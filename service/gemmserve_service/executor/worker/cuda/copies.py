@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 _DIRECT: Final = 1 << 20
 """Bytes below which the driver's own way is as fast as the ring of pinned memory."""
 _LARGE: Final = 1 << 24  # bytes from which it is worth asking how much memory is left
+_LINE: Final = 4 << 10
+"""Bytes of a window's rows from which on copies without the ring are as fast: a link takes 32 GB/s of rows so long, and
+all that it can of rows of 32 KiB."""
+_MATRIX: Final = 2
 _AGAIN: Final = 2
 """Uses of a copy from which on it pays to prepare it: one is no reason to expect another."""
 
@@ -94,12 +98,18 @@ class DeviceCopies:
         memory = flat(data) if data.nbytes >= _DIRECT and _lies_as(array, data) else None
         stream = self._cupy.cuda.get_current_stream()
         if memory is not None and self._straight(memory):
-            self._link.upload(array.data.ptr, memory, stream)
+            for _, start, count in self._parts(memory):
+                self._link.upload(array.data.ptr + start, memory[start : start + count], stream)
             stream.synchronize()
         elif memory is not None:
             self._staging.to_device(array.data.ptr, memory, stream)
         elif data.nbytes >= _DIRECT and data.ndim > 1:
-            self._staging.lines_to_device(array.data.ptr, _as_c(array, data), stream)
+            lines = _as_c(array, data)
+            if (memory := self._straight_lines(lines)) is not None:
+                self._start_lines(array, lines, memory, up=True)
+                stream.synchronize()
+            else:
+                self._staging.lines_to_device(array.data.ptr, lines, stream)
         elif data.size:
             array.set(np.asarray(data, order=order_of(array)))
 
@@ -108,12 +118,18 @@ class DeviceCopies:
         memory = flat(out) if out.nbytes >= _DIRECT else None
         stream = self._cupy.cuda.get_current_stream()
         if memory is not None and _lies_as(array, out) and self._straight(memory):
-            self._link.download(memory, array.data.ptr, stream)
+            for _, start, count in self._parts(memory):
+                self._link.download(memory[start : start + count], array.data.ptr + start, stream)
             stream.synchronize()
         elif memory is not None and _lies_as(array, out):
             self._staging.to_host(memory, array.data.ptr, stream)
         elif out.nbytes >= _DIRECT and out.ndim > 1 and (array.flags.c_contiguous or array.flags.f_contiguous):
-            self._staging.lines_to_host(_as_c(array, out), array.data.ptr, stream)
+            lines = _as_c(array, out)
+            if (memory := self._straight_lines(lines)) is not None:
+                self._start_lines(array, lines, memory, up=False)
+                stream.synchronize()
+            else:
+                self._staging.lines_to_host(lines, array.data.ptr, stream)
         elif out.flags.c_contiguous or out.flags.f_contiguous:
             if out.size:
                 array.get(out=out, order=order_of(out))
@@ -121,7 +137,46 @@ class DeviceCopies:
             out[...] = array.get(order=order_of(out))
 
     def _straight(self, memory: Bytes) -> bool:
-        return self._registered is not None and self._registered.covers(memory)
+        """Whether the device may copy from and to that memory itself, by parts (`_parts`)."""
+        if self._registered is not None and self._registered.covers(memory):
+            return True
+        return self._arena is not None and self._arena.registered(memory)
+
+    def _straight_lines(self, lines: np.ndarray[Any, Any]) -> Bytes | None:
+        """Return the memory from the first element of a window of a matrix to its last, if the device may copy from and
+        to it itself, and its rows are long enough that this is faster than the ring.
+        """
+        if lines.ndim > _MATRIX or lines.strides[1] != lines.itemsize or lines.shape[1] * lines.itemsize < _LINE:
+            return None
+        rows, pitch = lines.shape[0], lines.strides[0]
+        if pitch < lines.shape[1] * lines.itemsize:
+            return None
+        nbytes = (rows - 1) * pitch + lines.shape[1] * lines.itemsize
+        memory: Bytes = np.lib.stride_tricks.as_strided(lines[0].view(np.uint8), (nbytes,), (1,))
+        return memory if self._straight(memory) else None
+
+    def _start_lines(self, array: Any, lines: np.ndarray[Any, Any], memory: Bytes, *, up: bool) -> None:
+        """Start to copy the rows of a window, whose memory that is, from or to an array of the device, where they lie
+        one after the other: as many by one copy as lie in one part, and such a row by itself as lies in two.
+        """
+        runtime, stream = self._cupy.cuda.runtime, self._cupy.cuda.get_current_stream().ptr
+        kind = runtime.memcpyHostToDevice if up else runtime.memcpyDeviceToHost
+        rows, width, pitch = lines.shape[0], lines.shape[1] * lines.itemsize, lines.strides[0]
+        host, device = memory.ctypes.data, array.data.ptr
+        done = 0
+        for _, start, nbytes in self._parts(memory):
+            end = start + nbytes
+            count = min(rows, (end - width) // pitch + 1) - done
+            if count > 0:
+                ways = [(device + done * width, width), (host + done * pitch, pitch)]
+                target, source = ways if up else reversed(ways)
+                runtime.memcpy2DAsync(*target, *source, width, count, kind, stream)
+                done += count
+            if done < rows and done * pitch < end:
+                for address, begin, some in self._parts(memory[done * pitch :][:width]):
+                    there = device + done * width + begin
+                    runtime.memcpyAsync(*((there, address) if up else (address, there)), some, kind, stream)
+                done += 1
 
     def write(self, array: Any, start: int, target: Bytes) -> None:
         """Start to copy bytes of a contiguous array of the device, from byte `start` on, to the host; where the host's

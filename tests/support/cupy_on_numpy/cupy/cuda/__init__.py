@@ -108,3 +108,4 @@ def set_allocator(allocator=None):
 
 # A driver that is there all the same knows nothing of these streams and events.
 _driver_calls.quick_calls = lambda: None
+_driver_calls.allocation_of = runtime._allocation_of

@@ -14,6 +14,7 @@ from fused_cases import (
     TILES,
     WHOLE,
     check_case,
+    check_dominant_term,
     check_elements,
     check_long_promotion,
     check_not_finite,
@@ -91,6 +92,15 @@ def test_sums_may_leave_the_tensor_core_once_for_each_chunk(kind):
 @pytest.mark.parametrize("k", [64, 128, 256])
 def test_sums_of_32_steps_are_no_worse_than_plain_float32s(k, tile):
     check_long_promotion(machine(), tile, k)
+
+
+@tiles
+@pytest.mark.parametrize("promote", [16, 32])
+def test_a_dominant_term_keeps_its_bound(promote, tile):
+    """A batch, of which a BLAS does not cut k; then each sum among several chunks of zeros."""
+    config = replace(tile, promote=promote)
+    check_dominant_term(machine(), config)
+    check_dominant_term(machine(), config, (64, 64, 192))
 
 
 @tiles

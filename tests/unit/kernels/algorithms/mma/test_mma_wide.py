@@ -19,6 +19,8 @@ from gemmserve_kernels.algorithms.common.verdict import Judged
 from gemmserve_kernels.algorithms.mma import gemm as mma
 from gemmserve_kernels.algorithms.splits import gemm as product
 from gemmserve_kernels.algorithms.splits import gemm_reduce
+from gemmserve_kernels.bench import kinds
+from gemmserve_kernels.bench.elementwise import elementwise
 from gemmserve_kernels.device.element_counts import ElementCounts
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.numerics import reference
@@ -50,6 +52,14 @@ def run(machine, a, b, *, compute="3xfp16", config=None, c=None, **options):
     counts = machine.launcher.counts() - before
     assert counts.total == out.size
     return machine.get(out), (counts.wide_share, counts.fallback_share)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_dominant_term_keeps_its_bound(machine, dtype):
+    a, b = kinds.operands(np, "dominant-term", 64, 64, 64, dtype, 1)
+    d, shares = run(machine, a, b, config=SMALL)
+    assert shares == (0, 0)
+    assert elementwise(np, a, b, {"": d})[""].modulus <= kinds.KINDS["dominant-term"].bound
 
 
 def multiplied(machine, problem, scheme, planes, *, config=SMALL, c=None, judged=None):

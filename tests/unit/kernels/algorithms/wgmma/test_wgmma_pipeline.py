@@ -8,6 +8,7 @@ from simt_cases import ShimMachine, random
 from simt_shim import Order, ShimLauncher
 
 from gemmserve_kernels.algorithms.splits import gemm as planes
+from gemmserve_kernels.bench.kinds import KINDS, operands
 from gemmserve_kernels.device.element_counts import ElementCounts
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.numerics import reference
@@ -52,6 +53,15 @@ def worst(d, a, b):
         wide = d - a.astype(complex) @ b
         size, found = [ar @ br + ai @ bi, ar @ bi + ai @ br], [wide.real, wide.imag]
     return max(float((np.abs(e)[s > 0] / s[s > 0]).max(initial=0) * 2**24) for s, e in zip(size, found, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "float32"])
+def test_a_dominant_term_keeps_its_bound(dtype):
+    """Beyond the rule of all other data, by the planned way."""
+    a, b = operands(np, "dominant-term", M, N, 64, dtype, 1)
+    _, d, counts = run(a, b)
+    assert counts.planned == d.size
+    assert max(4.0, 2 * worst(a @ b, a, b)) < worst(d, a, b) <= KINDS["dominant-term"].bound
 
 
 def spikes(rng, x):

@@ -634,6 +634,37 @@ async def test_by_chance(seed, blocky, make_fake, large, submit, listener, store
     assert (store.scratch_bytes, scheduler.queued, scheduler.fleet.running) == (0, 0, 0)
 
 
+def _corner(grid, tile):
+    """Blocks of the first two rows and columns of a tile, in its order."""
+    rows, columns = (
+        [*dict.fromkeys(which(index) for index in tile)][:2] for which in (grid.row_panel, grid.column_panel)
+    )
+    return [grid.at(0, row, column) for row in rows for column in columns]
+
+
+@pytest.mark.parametrize(
+    ("workers", "rows", "columns"),
+    [
+        (1, [[0, 1, 2, 3, 4, 5, 6, 7]], [[0, 1, 2, 3, 4, 5, 6, 7]]),
+        (2, [[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 4, 1, 5, 2, 6, 3, 7], [4, 0, 5, 1, 6, 2, 7, 3]]),
+        (3, [[0, 1, 2], [3, 4, 5], [6, 7]],
+         [[0, 2, 5, 1, 3, 6, 4, 7], [2, 5, 0, 3, 6, 1, 4, 7], [5, 0, 2, 6, 1, 3, 7, 4]]),
+        (4, [[0, 2, 1, 3], [2, 0, 3, 1], [4, 6, 5, 7], [6, 4, 7, 5]],
+         [[0, 2, 1, 3], [4, 6, 5, 7], [2, 0, 3, 1], [6, 4, 7, 5]]),
+    ],
+)  # fmt: skip
+async def test_tiles_that_share_panels_begin_with_different_ones(make_large, workers, rows, columns):
+    """Each takes a part of them from the host just before the others want it: these come from device to device."""
+    task = await make_large("large", 128)
+    blocks = Blocks(task, Grid.with_sides(task.problem, (SIDE, SIDE, 1)), print, print)
+    blocks._cut(workers, None)
+    grid = blocks.grid
+    assert (grid.down, grid.across) == (8, 8)
+    assert [[*dict.fromkeys(map(grid.row_panel, tile))] for tile in blocks._tiles] == rows
+    assert [[*dict.fromkeys(map(grid.column_panel, tile))] for tile in blocks._tiles] == columns
+    task.close()
+
+
 @pytest.mark.parametrize("workers", [2, 4])
 async def test_a_tile_is_a_wavefront_of_its_own_where_its_panels_have_slots(make_large, workers):
     """Its first four blocks need two panels of A and two of B, in the corner's tile and in every other."""
@@ -649,6 +680,7 @@ async def test_a_tile_is_a_wavefront_of_its_own_where_its_panels_have_slots(make
             panels = len({grid.row_panel(index) for index in first}), len({grid.column_panel(index) for index in first})
             if slots != (down, across - 1):
                 assert panels == (2, 2)
+            assert (slots == (down, across - 1)) or set(first) == set(_corner(grid, tile))
             positions = [grid.order.index(index) for index in tile]
             assert (slots != (down, across - 1)) or positions == sorted(positions), "as its plan of memory has it"
     task.close()

@@ -8,7 +8,13 @@ import pytest
 
 from gemmserve_service.settings import Settings
 from gemmserve_service.store.extents import memfd as module
-from gemmserve_service.store.extents.memfd import arena_ahead_bytes, arena_bytes, create_arena, memory_extents_supported
+from gemmserve_service.store.extents.memfd import (
+    arena_ahead_bytes,
+    arena_bytes,
+    create_arena,
+    memory_extents_supported,
+    shares_panels,
+)
 
 MIB = 1 << 20
 pytestmark = pytest.mark.skipif(not memory_extents_supported(), reason="this system has no memfd")
@@ -32,3 +38,12 @@ def test_it_takes_no_memory_before_it_is_written():
     finally:
         os.close(fd)
     assert (found.st_size, found.st_blocks) == (1 << 40, 0)
+
+
+@pytest.mark.parametrize(
+    ("devices", "shared"),
+    [(["cuda:0", "cuda:1"], True), (["cuda:0"], False), (["cuda:0", "cpu"], False), (["rocm:0", "rocm:1"], False)],
+)
+def test_panels_are_shared_by_cuda_devices(devices, shared):
+    assert shares_panels(Settings(), devices) == shared
+    assert not shares_panels(Settings(peer_copies=False), devices)

@@ -1,0 +1,74 @@
+"""A pipeline of tasks on a device, and how far it is."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from gemmserve_service.executor.worker.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gemmserve_service.executor.protocol import Done, Failed
+    from gemmserve_service.executor.worker.overlap.staged import OverlappingBackend
+    from gemmserve_service.executor.worker.overlap.task import Task
+    from gemmserve_service.executor.worker.runner import Runner
+
+
+class Lane:
+    """A pipeline of tasks, and how far it is."""
+
+    def __init__(
+        self, runner: Runner, backend: OverlappingBackend, answer: Callable[[Done | Failed], None], *, express: bool
+    ) -> None:
+        self.express = express
+        self.runner = runner
+        self.backend = backend
+        self.answer = answer
+        self.moved = time.monotonic()
+        """Time at which it began with something, or something got on (time.monotonic)."""
+        self._steps = 0
+        self._seen: tuple[str | None, int] = (None, 0)
+        """Oldest task and steps when somebody looked last."""
+        self.pipeline: Pipeline[Task] = Pipeline(
+            lambda: backend.enter(express=express),
+            loaded=lambda task: task.loaded,
+            prompt=lambda task: task.prompt,
+            brief=lambda task: task.brief,
+            short=lambda task: task.prompt,
+            name="gemmserve-express" if express else "gemmserve",
+        )
+
+    @property
+    def oldest(self) -> str | None:
+        """The task that has been under way for longest."""
+        oldest = next(iter(self.pipeline.under_way), None)
+        return None if oldest is None else oldest.name
+
+    @property
+    def steps(self) -> int:
+        """Steps that were taken here, or by the runner."""
+        return self._steps + self.runner.progress
+
+    def step(self) -> None:
+        """Note that something gets on."""
+        self._steps += 1
+        self.moved = time.monotonic()
+
+    def look(self) -> None:
+        """Note what has got on by the runner alone since this was called last: programs and batches do."""
+        at = self.oldest, self.steps
+        if at != self._seen:
+            self._seen = at
+            self.moved = time.monotonic()
+
+    def wake(self) -> None:
+        """Note that something begins, if nothing is under way."""
+        if self.pipeline.idle:
+            self.moved = time.monotonic()
+
+    def cancel(self) -> None:
+        """Cancel what is under way."""
+        for task in self.pipeline.under_way:
+            self.runner.cancel(task.name)

@@ -1,0 +1,149 @@
+"""The tasks of a worker in two lanes, of which one passes the other."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from gemmserve_service.errors import JobCancelled
+from gemmserve_service.executor.protocol import Done
+from gemmserve_service.executor.worker.compilation import Compilation, CompilingBackend
+from gemmserve_service.executor.worker.overlap.grid import GridTask
+from gemmserve_service.executor.worker.overlap.lane import Lane
+from gemmserve_service.executor.worker.overlap.product import ProductTask
+from gemmserve_service.executor.worker.overlap.task import NoRoomBesideError
+from gemmserve_service.executor.worker.overlap.tiny import tiny_task
+from gemmserve_service.executor.worker.overlap.whole import WholeTask
+from gemmserve_service.executor.worker.runner import failed
+from gemmserve_service.executor.worker.unpack import Run
+from gemmserve_service.schemas import ProgramParams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gemmserve_service.executor.protocol import Failed, Work
+    from gemmserve_service.executor.worker.overlap.staged import OverlappingBackend
+    from gemmserve_service.executor.worker.overlap.task import Task
+    from gemmserve_service.executor.worker.runner import Runner
+
+log = logging.getLogger(__name__)
+
+
+class Overlap:
+    """The tasks of a worker in two lanes: express ones, and all others, which they pass.
+
+    In each they run in the order in which they came; `answer` is told of each, in that order. What finds too little
+    memory waits until it is alone in the lane of the long ones, and what was loaded ahead there is let go. A task whose
+    kernels are not compiled yet waits for them before it enters its lane; `tell(task, compiling)` hears of the
+    beginning and the end of that. The thread that makes this and starts tasks computes tiny ones itself, while nothing
+    else is under way: on a device with a shorter way for them (`TinyBackend`) all of them, else express ones.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        backend: OverlappingBackend,
+        answer: Callable[[Done | Failed], None],
+        tell: Callable[[str, bool], None] = lambda _, __: None,
+    ) -> None:
+        self._runner = runner
+        self._compilation = Compilation(backend, tell) if isinstance(backend, CompilingBackend) else None
+        self._long = Lane(runner, backend, answer, express=False)
+        self._express = Lane(runner.beside(), backend, answer, express=True)
+        self._answer = answer
+        self._owner = threading.get_ident()
+        backend.enter(express=True)
+
+    @property
+    def at(self) -> tuple[str | None, int]:
+        """The oldest task of the lane that has stood still for longest, and a number that grows while it gets on."""
+        lanes = self._long, self._express
+        for lane in lanes:
+            lane.look()
+        busy = [lane for lane in lanes if lane.oldest is not None]
+        if not busy:
+            return (None, self._long.steps) if self._compilation is None else self._compilation.at
+        stillest = min(busy, key=lambda lane: lane.moved)
+        return stillest.oldest, stillest.steps
+
+    def start(self, message: Run | Work) -> None:
+        """Takes a task on. Raises ValueError for a form that is none."""
+        if isinstance(message, Run):
+            self._enter(message, 0.0)
+            return
+        if threading.get_ident() == self._owner and self._at_once(message):
+            return
+        unpacked = self._runner.unpacked(message)
+        if self._compilation is None:
+            self._enter(unpacked, 0.0)
+            return
+        self._compilation.put(
+            message.task,
+            self._runner.forms(message),
+            lambda compile_s: self._enter(unpacked, compile_s),
+            checked=message.verify,
+        )
+
+    def _at_once(self, work: Work) -> bool:
+        """Compute a tiny product in this thread, from beginning to end; False: it is none, its operands are yet to be
+        brought to the device and kept there, or something else is under way, and nothing has happened.
+        """
+        task = tiny_task(self._express, self._runner, work, compiles=self._compilation is not None)
+        if task is None or not self._long.pipeline.idle or self._runner.is_cancelled(work.task):
+            return False
+        return task.find() and self._express.pipeline.run(task, self._ended)
+
+    def _enter(self, message: Run | Work, compile_s: float) -> None:
+        lane = self._express if message.express else self._long
+        here = message.express and threading.get_ident() == self._owner and self._long.pipeline.idle
+        self._put(lane, message, compile_s, here=here)
+
+    def _put(self, lane: Lane, message: Run | Work, compile_s: float, *, here: bool = False) -> None:
+        """Put a task that has waited for the compiler so long into a lane. `here`: this thread may do a tiny one."""
+        lane.wake()
+        combines = isinstance(message, Run) and message.block is not None and message.block.combine
+        if isinstance(message, Run) and not isinstance(message.params, ProgramParams) and not combines:
+            if message.block is None and (grid := lane.runner.grid(message)) is not None:
+                GridTask(lane, message, grid, self._ended, compile_s).begin()
+                return
+            task: Task = ProductTask(lane, message, message.params)
+        else:
+            task = WholeTask(lane, message)
+        task.compile_s = compile_s
+        if not (here and task.tiny and lane.pipeline.run(task, self._ended)):
+            lane.pipeline.put(task, self._ended)
+
+    def abandon(self) -> None:
+        """Cancel what is under way; return when it has ended."""
+        if self._compilation is not None:
+            self._compilation.abandon()
+        for lane in (self._express, self._long):
+            lane.cancel()
+        self.close()
+
+    def close(self) -> None:
+        """Returns when what was taken on has ended."""
+        if self._compilation is not None:
+            self._compilation.close()
+        self._express.pipeline.close()  # first: what it has no room for goes to the other
+        self._long.pipeline.close()
+
+    def _ended(self, task: Task, error: BaseException | None) -> None:
+        answer = task.answer
+        task.release()
+        if error is not None:
+            if not isinstance(error, Exception):  # the interpreter's own end
+                raise error
+            if isinstance(error, NoRoomBesideError):
+                self._put(self._long, self._runner.unpacked(task.message), task.compile_s)
+                return
+            if isinstance(error, JobCancelled):
+                log.info("task %s stopped", task.name)
+            answer = failed(task.message, error)
+        self._runner.over(task.name)
+        if not task.answered:
+            assert answer is not None
+            if isinstance(answer, Done) and task.compile_s:
+                answer.timings.compile_s += task.compile_s
+            self._answer(answer)
