@@ -4,7 +4,8 @@ Three measurements, each beside what it is compared with, in turns in the same r
 
 - overhead: the time from a job's submission to its end, of small products whose operands are at the worker already; on
   a server with a worker of its own, and on one whose worker has joined over TCP (loopback). By the size of the result;
-  and processor time a job of the fronts and the agent, as the kernel's scheduler counts it.
+  and processor time a job of the fronts and the agent, as the kernel's scheduler counts it. After each round of jobs as
+  many bytes as a result has go over loopback by `sendall` and `recv_into`, nothing else (`bare.py`).
 - operands: a joined worker in a network namespace, over a veth. A job whose operand is new beside one whose operand is
   there: the difference is the operand's way, in seconds and in processor time of front and agent. The same bytes
   between the same namespaces by `sendall` and `recv_into`, nothing else (`bare.py`).
@@ -28,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -47,7 +48,10 @@ OUTPUT = ROOT / "docs" / "benchmarks" / "cluster.json"
 SMALL = (16, 64, 256)
 ROWS, COLUMNS = 16_384, 4096  # of an operand of 256 MiB, which is multiplied by one vector
 JOBS_N = 512
+BARE_TIMES = 50  # after each round of jobs
+PAIRS = 6  # of servers
 AGENT = "--join"
+BARE = Path(__file__).with_name("bare.py")
 FRONT = "gemmserve_service.processes.front"
 
 
@@ -117,46 +121,88 @@ def fronts_and_agents(server):
 
 def overhead(rounds, jobs):
     """Return times of small jobs on a worker of the server's own and on a joined one, and their difference, for each
-    size of SMALL: every job of one beside a job of the other, so that what else the machine does befalls both.
+    size of SMALL: every job of one beside a job of the other, so that what else the machine does befalls both. Of
+    several pairs of servers, since two that were started alike differ by a tenth of a millisecond.
     """
+    pairs = [pair_of_servers(max(rounds // 2, 1), jobs) for _ in range(PAIRS)]
     rows = []
+    for n, *found in zip(SMALL, *pairs, strict=True):
+        more = [each for pair in found for each in pair["more"]]
+        rows.append(
+            {
+                "shape": [n, n],
+                "result_bytes": n * n * np.dtype(np.complex64).itemsize,
+                **{who: quantiles([each for pair in found for each in pair[who]]) for who in ("local", "joined")},
+                "cpu_s": {
+                    name: {who: statistics.median(pair["cpu_s"][name][who] for pair in found) for who in processes}
+                    for name, processes in found[0]["cpu_s"].items()
+                },
+                "bare": quantiles([each for pair in found for each in pair["bare"]]),
+                "more_p50_s": statistics.median(more),
+                "more_least_s": min(more),
+                "more_most_s": max(more),
+            }
+        )
+    return rows
+
+
+def pair_of_servers(rounds, jobs):
+    """Return what one pair of servers takes, for each size of SMALL: times by who, of all rounds but the first, in
+    which kernels are planned and memory is new; the difference of the medians of each of these, and processor time a
+    job.
+    """
+    found = []
     with ExitStack() as stack:
         servers = {
             name: stack.enter_context(LiveServer("--device", "cpu", joins=joins))
-            for name, joins in (("local", None), ("joined", ["node"]))
+            for name, joins in random.sample([("local", None), ("joined", ["node"])], 2)
         }
         connections = {name: Connection(server.url) for name, server in servers.items()}
         processes = {name: fronts_and_agents(server) for name, server in servers.items()}
         for n in SMALL:
             array = np.random.default_rng(0).standard_normal((n, n, 2), np.float32).view(np.complex64)[..., 0]
             ids = {name: (each.put(array), each.put(array)) for name, each in connections.items()}
-            times, more = {name: [] for name in connections}, []
+            send = stack.enter_context(bare_receiver("127.0.0.1", array.nbytes))
+            times = {"local": [], "joined": [], "bare": [], "more": []}
             for number in range(rounds + 1):
-                found = {name: [] for name in connections}
                 if number == 1:
                     before = {name: {who: ran(of) for who, of in each.items()} for name, each in processes.items()}
+                turn = {name: [] for name in connections}
                 for _ in range(jobs):
                     for name in random.sample(list(connections), len(connections)):
-                        found[name].append(timed(lambda: connections[name].run(*ids[name])))  # noqa: B023 (called here)
-                if number:  # in the first one kernels are planned, and memory is new
-                    more.append(statistics.median(found["joined"]) - statistics.median(found["local"]))
-                    for name, values in found.items():
+                        turn[name].append(timed(lambda: connections[name].run(*ids[name])))  # noqa: B023 (called here)
+                if number:
+                    times["bare"] += [send(array.data.cast("B"))[0] for _ in range(BARE_TIMES)]
+                    times["more"].append(statistics.median(turn["joined"]) - statistics.median(turn["local"]))
+                    for name, values in turn.items():
                         times[name] += values
-            rows.append(
-                {
-                    "shape": [n, n],
-                    "result_bytes": array.nbytes,
-                    **{name: quantiles(values) for name, values in times.items()},
-                    "cpu_s": {
-                        name: {who: (ran(of) - before[name][who]) / (rounds * jobs) for who, of in each.items()}
-                        for name, each in processes.items()
-                    },
-                    "more_p50_s": statistics.median(more),
-                    "more_least_s": min(more),
-                    "more_most_s": max(more),
-                }
-            )
-    return rows
+            cpu = {
+                name: {who: (ran(of) - before[name][who]) / (rounds * jobs) for who, of in each.items()}
+                for name, each in processes.items()
+            }
+            found.append({**times, "cpu_s": cpu})
+    return found
+
+
+@contextmanager
+def bare_receiver(host, nbytes, node=None):
+    """Yield a function that sends bytes to `bare.py`, on a node if one is given, and returns what that prints."""
+    with socket.create_server((host, 0)) as listener:
+        command = [sys.executable, str(BARE), host, str(listener.getsockname()[1]), str(nbytes)]
+        command = command if node is None else node.command(command)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as receiver:
+            other, _ = listener.accept()
+            with other:
+                other.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+                def send(data):
+                    other.sendall(b"!")
+                    other.sendall(data)
+                    return json.loads(receiver.stdout.readline())
+
+                yield send
+                other.shutdown(socket.SHUT_WR)
+            receiver.wait()
 
 
 def spent(server):
@@ -186,21 +232,14 @@ def operands(rounds, bits_per_s):
         connection = Connection(server.url, key)
         vector = connection.put(np.ones((COLUMNS, 1), np.float32))
         matrix = np.random.default_rng(1).standard_normal((ROWS, COLUMNS), np.float32)
-        listener = stack.enter_context(socket.create_server((node.here, 0)))
-        command = [sys.executable, str(Path(__file__).with_name("bare.py")), node.here]
-        command += [str(listener.getsockname()[1]), str(matrix.nbytes)]
-        bare = stack.enter_context(subprocess.Popen(node.command(command), stdout=subprocess.PIPE, text=True))
-        other, _ = listener.accept()
-        stack.enter_context(other)
+        bare = stack.enter_context(bare_receiver(node.here, matrix.nbytes, node))
         rows = []
         for number in range(rounds + 1):
             row = {}
             for what in random.sample(["ours", "bare"], 2):
                 if what == "bare":
                     began = time.process_time()
-                    other.sendall(b"!")
-                    other.sendall(matrix.data.cast("B"))
-                    seconds, cpu = json.loads(bare.stdout.readline())
+                    seconds, cpu = bare(matrix.data.cast("B"))
                     row["bare"] = {"seconds": seconds, "cpu_s": cpu + time.process_time() - began}
                     continue
                 matrix[0, 0] = number
@@ -218,8 +257,6 @@ def operands(rounds, bits_per_s):
                 connection.delete(array)
             if number:  # the first one's memory is new to everybody
                 rows.append(row)
-        other.shutdown(socket.SHUT_WR)
-        bare.wait()
     gib = matrix.nbytes / 2**30
     return {
         "bytes": matrix.nbytes,
@@ -282,6 +319,8 @@ def main():
         "memory_bytes": psutil.virtual_memory().total,
         "rounds": args.rounds,
         "jobs": args.jobs,
+        "pairs": PAIRS,
+        "load": round(os.getloadavg()[0], 1),
     }
     found["sources"] = digest()
     for name, measure in (

@@ -51,12 +51,11 @@ def test_three_times_what_the_store_holds(tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_nothing_is_lost(tmp_path):
+@pytest.mark.parametrize("durability", ["process", "replicated"])
+def test_killed_at_any_moment_nothing_is_lost(tmp_path, durability):
     with (
         S3StandIn() as s3,
-        LiveServer(
-            data_dir=tmp_path / "data", environment=environment(s3, GEMMSERVE_DURABILITY="replicated")
-        ) as server,
+        LiveServer(data_dir=tmp_path / "data", environment=environment(s3, GEMMSERVE_DURABILITY=durability)) as server,
     ):
         kept: dict[str, int] = {}
         stop = threading.Event()

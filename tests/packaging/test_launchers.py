@@ -30,7 +30,8 @@ def documents(name):
 
 WORKERS = documents("workers.yaml")
 KUBERAY = documents("kuberay.yaml")
-RAY = KUBERAY["RayCluster", "gemmserve-ray"]["spec"]
+RAY_CLUSTER = "gemmserve-ray"
+RAY = KUBERAY["RayCluster", RAY_CLUSTER]["spec"]
 FRONTS = [each["StatefulSet", "gemmserve-front"]["spec"]["template"]["spec"] for each in (WORKERS, KUBERAY)]
 GROUPS = [RAY["headGroupSpec"], *RAY["workerGroupSpecs"]]
 
@@ -71,10 +72,37 @@ def test_a_front_has_no_device_and_a_port_with_tls(front):
     }  # fmt: skip
 
 
-def test_the_services_ports_are_the_fronts():
-    ports = {port["targetPort"] for port in WORKERS["Service", "gemmserve-front"]["spec"]["ports"]}
-    for front in FRONTS:
-        assert ports == {port["name"] for port in front["containers"][0]["ports"]}
+@pytest.mark.parametrize("manifest", [WORKERS, KUBERAY], ids=["workers", "kuberay"])
+def test_a_manifest_has_the_service_that_its_pods_look_for(manifest):
+    """Applied alone, as its first lines and the docs say."""
+    front = manifest["StatefulSet", "gemmserve-front"]["spec"]
+    service = manifest["Service", front["serviceName"]]["spec"]
+    assert service["selector"] == front["template"]["metadata"]["labels"]
+    ports = {port["name"] for port in front["template"]["spec"]["containers"][0]["ports"]}
+    assert ports == {port["targetPort"] for port in service["ports"]}
+    urls = re.findall(r"https://([a-z-]+)\.gemmserve\.svc:8443", yaml.safe_dump_all(manifest.values()))
+    assert set(urls) == {front["serviceName"]}
+
+
+@pytest.mark.parametrize("manifest", [WORKERS, KUBERAY], ids=["workers", "kuberay"])
+def test_clients_and_metrics_reach_the_front_and_workers_join(manifest):
+    (policy,) = [
+        each["spec"]
+        for (kind, _), each in manifest.items()
+        if kind == "NetworkPolicy"
+        and each["spec"]["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "gemmserve-front"}
+    ]
+    rules = {
+        rule["ports"][0]["port"] if "ports" in rule else "all": rule.get("from", "anybody")
+        for rule in policy["ingress"]
+    }
+    assert rules[8000] == "anybody"
+    assert rules[9464] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    (workers,) = rules.get(8443) or rules["all"]
+    assert workers["podSelector"]["matchLabels"] in (
+        {"app.kubernetes.io/name": "gemmserve-worker"},
+        {"ray.io/cluster": RAY_CLUSTER},
+    )
 
 
 def test_a_worker_has_a_gpu_and_joins_by_the_service_with_a_token_from_a_file():

@@ -17,7 +17,8 @@ from gemmserve_service.executor.joined.link import Link
 if TYPE_CHECKING:
     from gemmserve_service.executor.joined.executor import JoinedExecutor
 
-_MEMORY: Final = memoryview(bytearray(1 << 18))
+_MEMORY: Final = memoryview(bytearray((1 << 18) + (1 << 12)))
+"""Room for a quarter of the largest result that comes by a link, and the heads beside it: four pieces are not five."""
 GREETING_S: Final = 10.0
 """Seconds within which a connection must have said what it is, and a request's head must have come."""
 IDLE_S: Final = 60.0

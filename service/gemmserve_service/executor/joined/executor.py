@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gemmserve_service.executor.join_protocol import BEAT_S, Joined, Pulse, Refused
 from gemmserve_service.executor.joined.connection import Connection
 from gemmserve_service.executor.joined.door import JoinCounts
+from gemmserve_service.executor.joined.result_file import ResultFile
 from gemmserve_service.executor.joined.tokens import LinkSecrets, TokenRefused, still_joined, token_key
 from gemmserve_service.executor.port import NodeLink, Worker
 from gemmserve_service.executor.protocol import Stop
@@ -78,6 +79,7 @@ class JoinedExecutor:
         self._connections: dict[Connection, None] = {}
         """Oldest first."""
         self._mappings = Mappings()
+        self._result_file = ResultFile()
         self._context: ssl.SSLContext | None = None
         self._certificate: tuple[float, float] = (0.0, 0.0)
         """Times of the files that the context was made from."""
@@ -120,6 +122,7 @@ class JoinedExecutor:
             link.end(Stop())
         for connection in list(self._connections):
             connection.close()
+        self._result_file.close()
 
     def workers(self) -> Sequence[Worker]:
         """Those that have joined, ready or expected back."""
@@ -141,6 +144,7 @@ class JoinedExecutor:
     def forget(self, message: Forget) -> None:
         """Send the message to every worker."""
         self._mappings.forget(message.extents)
+        self._result_file.forget(message.extents)
         for link in list(self._links.values()):
             if link.greeted:
                 link.forget(message)
@@ -216,6 +220,7 @@ class JoinedExecutor:
                 self._gone(worker.id)
         if not self._links:
             self._mappings.clear()
+            self._result_file.close()
 
     def link_of(self, secret: str) -> Link | None:
         """Return the live link of a secret: 128 random bits, of which nothing is learned by the time this takes."""
@@ -231,7 +236,10 @@ class JoinedExecutor:
 
     def write(self, file: File, start: int, piece: memoryview, *, by_file: bool) -> None:
         """Write bytes to a file of the store; `by_file`: without mapping it. Raises OSError, ValueError."""
-        self._mappings.write(file.name, file.path, file.nbytes, start, piece, by_file=by_file)
+        if by_file and file.name not in self._mappings:
+            self._result_file.write(file, start, piece)
+        else:
+            self.memory(file)[start : start + len(piece)] = piece
 
     def soon(self, callback: Callable[[], None]) -> None:
         """Have something go on in the next turn of the event loop."""

@@ -89,6 +89,8 @@ class Link:
         self._transport = transport
         self._writer = PromptWriter(transport)
         self._decoder = JoinDecoder(MAX_GREETING_FRAME)
+        self._result: WriteResult | None = None
+        """Result of the binary frame whose bytes come."""
         self._exchanges: set[Exchange] = set()
         self._arrays: set[str] = set()
         """Arrays that it was sent tasks on, or was told to make: of no other it may say that it has a copy."""
@@ -109,7 +111,7 @@ class Link:
                 if self.join is None:
                     self._joins(frame)
                 else:
-                    answered |= self._takes(FROM_AGENT.validate_json(frame.body), frame)
+                    answered |= self._takes_frame(frame)
         except (ProtocolError, ValidationError, ValueError) as error:
             text = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
             log.error("a node at %s speaks nonsense (%s): closing its link", self.address, text)  # noqa: TRY400
@@ -146,20 +148,27 @@ class Link:
         self.join = join
         self._executor.joins(self, join)
 
-    def _takes(self, message: BaseModel, frame: Frame) -> bool:
-        """Take in a message; True for an answer. Raises ProtocolError, ValueError for one that cannot be, OSError."""
+    def _takes_frame(self, frame: Frame) -> bool:
+        """Take in a frame; True for an answer. Raises ProtocolError, ValueError for one that cannot be, OSError."""
+        if frame.raw is None:
+            return self._takes(FROM_AGENT.validate_json(frame.body))
+        if not frame.at or self._result is None:  # all parts of a frame have its head
+            self._result = _result_in(frame.body)
+        if self.worker is None:
+            return False
+        if not self.greeted:
+            raise ProtocolError("an answer before a hello")
+        self.worker.heard = self.heard
+        self._takes_bytes(self._result, frame, frame.raw)
+        return False
+
+    def _takes(self, message: BaseModel) -> bool:
+        """Take in a message of JSON alone, likewise."""
         owner, worker = self._executor.owner, self.worker
-        if frame.raw is not None:
-            if not isinstance(message, ResultBytes):
-                raise ProtocolError("bytes behind a message that has none")
-            if worker is not None and self.greeted:
-                worker.heard = self.heard
-                self._takes_bytes(message, frame)
-                return False
-        elif isinstance(message, Done | Failed) and worker is not None and self.greeted:
+        if isinstance(message, Done | Failed) and worker is not None and self.greeted:
             worker.heard = self.heard
             return self._takes_answer(message, worker)
-        elif isinstance(message, ResultBytes):
+        if isinstance(message, ResultBytes):
             raise ProtocolError("a result without bytes")
         if worker is None or isinstance(message, Pulse):  # of the agent, which says nothing of the worker
             return False
@@ -220,10 +229,7 @@ class Link:
         self._executor.owner.task_ended(worker, message, more=True)
         return True
 
-    def _takes_bytes(self, message: ResultBytes, frame: Frame) -> None:
-        raw = frame.raw
-        assert raw is not None
-        asked = WriteResult(message.task, message.attempt, message.extent, message.offset)
+    def _takes_bytes(self, asked: WriteResult, frame: Frame, raw: memoryview) -> None:
         try:
             self.write(asked, frame.nbytes, frame.at, raw)
         except Stale:
@@ -394,3 +400,11 @@ class Link:
     def lost(self) -> None:
         """Note that the connection is gone."""
         self.end()
+
+
+def _result_in(head: bytes) -> WriteResult:
+    """Return what the head of a binary frame asks for. Raises ProtocolError, ValueError for one of anything else."""
+    message = FROM_AGENT.validate_json(head)
+    if not isinstance(message, ResultBytes):
+        raise ProtocolError("bytes behind a message that has none")
+    return WriteResult(message.task, message.attempt, message.extent, message.offset)

@@ -60,15 +60,9 @@ class Mappings:
                 self._registered.used(extent, mapping)
             return mapping
 
-    def write(self, extent: str, path: str, capacity: int, start: int, data: memoryview, *, by_file: bool) -> None:
-        """Write bytes to an extent from `start` on. `by_file`: one that is not mapped is written as a file, which
-        takes a third of the time that its pages take as they are touched one by one. Without, it is mapped: for many
-        short pieces. Raises OSError, ValueError.
-        """
-        if by_file and extent not in self._maps and (self._arena is None or path != self._arena.path):
-            _write(path, capacity, start, data)
-        else:
-            self.of(extent, path, capacity).data[start : start + len(data)] = data
+    def __contains__(self, extent: str) -> bool:
+        """Whether an extent, of no arena, is mapped."""
+        return extent in self._maps
 
     def forget(self, extents: list[str]) -> None:
         """Drops mappings of extents that are gone: their space is freed once nobody maps them."""
@@ -86,19 +80,6 @@ class Mappings:
         if self._registered is not None:
             self._registered.forget(name)
         self._maps.pop(name, None)
-
-
-def _write(path: str, capacity: int, start: int, data: memoryview) -> None:
-    if start + len(data) > capacity:
-        raise ValueError(f"{len(data)} bytes from {start} on are past an extent of {capacity}")
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        while len(data):
-            written = os.pwrite(fd, data, start)
-            start += written
-            data = data[written:]
-    finally:
-        os.close(fd)
 
 
 def _map(path: str, capacity: int) -> Bytes:

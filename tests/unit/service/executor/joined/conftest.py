@@ -130,11 +130,11 @@ class Node:
     def done(self, work, **fields):
         self.say(Done(**{"task": work.task, "algorithm": "numpy", "timings": Timings(kernel_s=0.001)} | fields))
 
-    def inline(self, work, data, name="d", of=None):
-        """Sends a result by the link; `of`: so many bytes of the frame alone."""
+    def inline(self, work, data, name="d", of=None, after=0):
+        """Sends a result by the link; `of`: so many bytes of the frame alone, or those `after` so many."""
         extent, offset = place(work, name)
         head = ResultBytes(task=work.task, attempt=work.attempt, extent=extent, offset=offset)
-        self.say(b"".join(binary_frame(head, data))[:of])
+        self.say(b"".join(binary_frame(head, data))[after:of])
 
     def close(self):
         for writer in self.writers:

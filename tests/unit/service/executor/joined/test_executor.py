@@ -9,7 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from gemmserve_service.executor.join_protocol import GREETING, Leave, Pulse, Rate, Refused
+from gemmserve_service.executor.join_protocol import GREETING, Leave, Pulse, Rate, Refused, ResultBytes, binary_frame
+from gemmserve_service.executor.joined import link
 from gemmserve_service.executor.joined.connection import GREETING_S
 from gemmserve_service.executor.joined.executor import EXPECTED_S, HELLO_S, MAX_UNKNOWN
 from gemmserve_service.executor.protocol import Beat, Cancel, Failed, Kept, Stop, Written
@@ -104,6 +105,30 @@ async def test_a_result_may_come_in_a_large_frame(joined, make_node, put, gemm, 
     done = await joined.jobs.wait(info.id, 60)
     np.testing.assert_array_equal(fetch(joined.store, done.result["d"]), LARGE @ LARGE)
     assert joined.devices()[0].link.returned_bytes == LARGE.nbytes
+
+
+async def test_the_head_of_a_large_frame_is_read_once(joined, make_node, put, gemm, fetch, monkeypatch):
+    node = await make_node()
+    info = await submitted(joined, put, gemm, LARGE)
+    work = await node.task()
+    read = []
+    really = link._result_in
+    monkeypatch.setattr(link, "_result_in", lambda head: read.append(head) or really(head))
+    raw = (LARGE @ LARGE).tobytes()
+    node.inline(work, raw, of=len(raw) // 2)  # two parts of the frame at least
+    await until_returned(joined, len(raw) // 4)
+    node.inline(work, raw, after=len(raw) // 2)
+    node.done(work)
+    done = await joined.jobs.wait(info.id, 60)
+    np.testing.assert_array_equal(fetch(joined.store, done.result["d"]), LARGE @ LARGE)
+    assert len(read) == 1
+
+
+async def test_a_result_before_the_hello_ends_the_link(joined, make_node):
+    node = await make_node(hello=False)
+    head = ResultBytes(task="job_1", attempt=1, extent="x", offset=0)
+    node.say(b"".join(binary_frame(head, b"abc")))
+    assert await node.hear() is None
 
 
 async def test_what_came_of_a_large_frame_that_was_cut_off_does_not_stay(joined, make_node, put, gemm, fetch):
