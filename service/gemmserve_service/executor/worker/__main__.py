@@ -34,7 +34,9 @@ def main() -> int:
         if handoff.arena_path is not None:
             ahead_bytes = arena_ahead_bytes(settings, handoff.arena_bytes)
             arena = ArenaFile(handoff.arena_path, handoff.arena_bytes, ahead_bytes)
-        panels = None if handoff.panels_path is None else PanelsFile(handoff.panels_path, handoff.panels_row)
+        panels = None
+        if handoff.panels_path is not None:
+            panels = PanelsFile(handoff.panels_path, handoff.panels_row, always=settings.peer_copies == "always")
         backend = open_backend(
             handoff.device,
             settings.device_cache_share,
