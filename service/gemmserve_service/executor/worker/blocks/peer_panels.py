@@ -1,8 +1,8 @@
 """Panels of large products that come from other devices of the host, where its memory holds a device up.
 
 Such a panel goes up once for the host: the device that needs it first brings it, the others copy it from there. Where a
-device computes for longer than the host takes, nothing is won, and to map another's memory stops it for a while; so
-panels come from the host until both have been measured (`SharedSlots.held_up`).
+device computes for longer than the host takes nothing is won, and a block takes longer while another's memory is mapped;
+so panels come from the host until both have been measured (`SharedSlots.held_up`).
 
 Which devices have what is in the `PanelTable`; memory of another device is mapped into this process for as long as both
 are at the same product. Whatever is in doubt, a panel comes from the host's memory: where there is no way between
