@@ -1,7 +1,7 @@
 """Panels of large products that come from other devices of the host, where its memory holds a device up.
 
 Such a panel goes up once for the host: the device that needs it first brings it, the others copy it from there. Where a
-device computes for longer than the host takes nothing is won, and a block takes longer while another's memory is mapped;
+device computes for longer than the host takes, nothing is won, and blocks take longer while another's memory is mapped:
 so panels come from the host until both have been measured (`SharedSlots.held_up`).
 
 Which devices have what is in the `PanelTable`; memory of another device is mapped into this process for as long as both
