@@ -425,8 +425,17 @@ def cluster_cuts():
     )
 
 
+def peers(how):
+    """Return the median seconds of a product on two devices, or one, with its panels from there."""
+    runs = report("peer-panels-nvidia-h200-x2")["seconds"][how]
+    return f"{statistics.median(seconds for run in runs for seconds in run):.3f} s"
+
+
 FIGURES = {
     "launchers": launchers,
+    "peers.one": lambda: peers("one device"),
+    "peers.device": lambda: peers("two, panels from the other"),
+    "peers.host": lambda: peers("two, panels from the host"),
     "cluster.overhead": cluster_overhead,
     "cluster.operands": cluster_operands,
     "cluster.jobs": cluster_jobs,

@@ -203,10 +203,10 @@ class Settings(BaseSettings):
         description="of it, what each worker registers with its driver as it starts, so that copies go straight there; "
         "null: an eighth of the machine's memory. From then on it is twice of what was in use at most",
     )
-    peer_copies: bool = Field(
-        default=True,
-        description="panels of large products go from one of this host's devices to the others where that is faster "
-        "than from the host's memory; CUDA devices with a way between them",
+    peer_copies: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="panels of large products go from one of this host's devices to the others, with auto while a "
+        "device would wait for the host's memory; CUDA devices with a way between them",
     )
     recycle_bytes: int = Field(1 << 30, ge=0, description="freed extents kept for reuse, in bytes")
     default_ttl_s: float | None = Field(

@@ -19,6 +19,7 @@ from gemmserve_kernels.blocks import memory_plan
 from gemmserve_kernels.blocks.grid import GridRule
 from gemmserve_service.executor.protocol import BLOCKS_AHEAD, ArrayRef, BlockOf
 from gemmserve_service.executor.worker.backend import call
+from gemmserve_service.executor.worker.blocks import peer_panels
 from gemmserve_service.executor.worker.blocks.gridded import grid_of
 from gemmserve_service.executor.worker.blocks.panel_table import PanelsFile
 from gemmserve_service.executor.worker.cuda import backend as cuda
@@ -65,6 +66,7 @@ memory_plan.algorithm_with_strips = lambda *_: None
 cuda.call = kernel
 copies._DIRECT = 1
 pinned_ring.SLOT_BYTES = 1 << 12
+peer_panels._LEAST_BYTES = told.get("least_bytes", peer_panels._LEAST_BYTES)
 
 
 def ref(name):
@@ -74,7 +76,7 @@ def ref(name):
     )  # fmt: skip
 
 
-panels = PanelsFile(told["panels"], told["device"]) if told.get("panels") else None
+panels = PanelsFile(told["panels"], told["device"], told.get("always", True)) if told.get("panels") else None
 grid = grid_of(GemmParams(), {"a": ref("a"), "b": ref("b")}, RULE)
 backend = cuda.CupyBackend("cuda", told["device"], 0.75, memory_bytes=told.get("budget"), panels=panels)
 runner = Runner(backend, RULE)

@@ -34,13 +34,12 @@ def main() -> int:
         if handoff.arena_path is not None:
             ahead_bytes = arena_ahead_bytes(settings, handoff.arena_bytes)
             arena = ArenaFile(handoff.arena_path, handoff.arena_bytes, ahead_bytes)
-        panels = None if handoff.panels_path is None else PanelsFile(handoff.panels_path, handoff.panels_row)
         backend = open_backend(
             handoff.device,
             settings.device_cache_share,
             arena,
             memory_bytes=settings.device_memory_bytes,
-            panels=panels,
+            panels=panels_of(handoff),
         )
         error = verified_error(backend)
     except DeviceUnavailable as unavailable:
@@ -50,6 +49,13 @@ def main() -> int:
     keep_from_collector()
     serve(Path(handoff.control_path), handoff.device, Runner(backend, GridRule(settings.block_side)), error, timeout_s)
     return 0
+
+
+def panels_of(handoff: WorkerHandoff) -> PanelsFile | None:
+    """Return how panels of large products are shared with other devices; None: they are not."""
+    if handoff.panels_path is None:
+        return None
+    return PanelsFile(handoff.panels_path, handoff.panels_row, always=handoff.settings.peer_copies == "always")
 
 
 def probe() -> int:

@@ -389,7 +389,9 @@ class Blocks:
         """Cut the grid into a tile for each worker, as far as it goes. A tile whose panels all have `slots` is gone
         through as a wavefront of its own: what is left of the grid's begins with a panel for every block in tiles off
         its corner. (None: nothing is known of slots.) Tiles that share panels take them in turns, each beginning with
-        other ones, so that each comes from the host for one of them just before the others want it.
+        other ones, so that each comes from the host for one of them just before the others want it: devices that keep
+        step find it there, which in the same order would ask for the same panel at once. The first block needs one
+        panel of each operand in any order.
         """
         rows, columns = self._extents
         self._shape = _tiles(workers, rows, columns)

@@ -53,7 +53,7 @@ def create_memory(nbytes: int, name: str = "gemmserve") -> int:
 def shares_panels(settings: Settings, devices: Sequence[str]) -> bool:
     """Return whether devices of this host may share panels of large products."""
     able = sum(device.startswith("cuda") for device in devices) > 1
-    return able and settings.peer_copies and memory_extents_supported()
+    return able and settings.peer_copies != "never" and memory_extents_supported()
 
 
 def create_panel_table(rows: int) -> int:

@@ -8,8 +8,8 @@ panel goes follows from the plan's order then as well.
 Panels of blocks that are known to come (`expect`) are brought ahead of them, by a thread of their own, each as soon as
 the block that had its place before is computed: who computes need not ask for them.
 
-Slots may be shared with other devices of the host (`peer_panels`): a panel is copied from there where it can be, and
-one that another device reads just now stays in its slot for so long.
+Slots may be shared with other devices of the host (`peer_panels`): a panel is copied from there where it can be, while
+the host's memory holds this one up; one that another device reads just now stays in its slot for so long.
 """
 
 from __future__ import annotations
@@ -75,6 +75,10 @@ class Pin:
         self.seconds = seconds
         self._slots = slots
         self._slot = slot
+
+    def computed(self, seconds: float) -> None:
+        """Note for how long the device has computed the block."""
+        self._slots.computed(seconds)
 
     def release(self) -> None:
         """Let the panel go."""
@@ -281,11 +285,21 @@ class PanelSlots:
                 if index not in wanted or panel in there[side]:
                     continue
                 room = None in there[side]
-                if self._shared is not None and room and self._shared.is_coming(side, panel):
+                if room and (shared := self._others(side, index)) is not None and shared.is_coming(side, panel):
                     found = found or (side, index)
                 elif room or found is None:
                     return side, index
         return found
+
+    def _others(self, side: Side, index: int) -> SharedSlots | None:
+        """Return the way to other devices if a panel is to come from there: this one would wait for the host, with what
+        it has to compute before the panel is needed and with it.
+        """
+        wanted, panel = self._wanted[side], self.grid.panel(side, index)
+        before = wanted.index(index) if index in wanted else 0
+        blocks = before + 1 + sum(each != index and self.grid.panel(side, each) == panel for each in wanted)
+        shared, nbytes = self._shared, self.plan.slot_bytes["ab".index(side)]
+        return shared if shared is not None and shared.held_up(self.grid, nbytes, blocks) else None
 
     def _needed(self, side: Side, index: int) -> set[int]:
         """Return panels that blocks need before that one, and have not taken yet."""
@@ -307,7 +321,7 @@ class PanelSlots:
         layout = panel_operand(operand, self.grid.operand_panel(side, index))
         try:
             array = self._view(self._allocate(layout.nbytes) if slot is None else slot.memory, layout)
-            copied = self._bring_in(slot, side, self.grid.panel(side, index), array, fill)
+            copied = self._bring_in(slot, side, index, array, fill)
         except BaseException:
             if slot is not None:
                 with self._changed:
@@ -331,15 +345,17 @@ class PanelSlots:
             self._changed.notify_all()
         return array, seconds
 
-    def _bring_in(self, slot: _Slot | None, side: Side, panel: int, array: Any, fill: Callable[[Any], None]) -> bool:
-        """Bring a panel from another device that has it, else from the host, and let others know; return whether it
-        came from a device.
+    def _bring_in(self, slot: _Slot | None, side: Side, index: int, array: Any, fill: Callable[[Any], None]) -> bool:
+        """Bring a panel, from another device where that is wanted and has it, else from the host, and let others know;
+        return whether it came from a device.
         """
-        shared = self._shared
+        shared, panel = self._shared, self.grid.panel(side, index)
         if shared is None:
             fill(array)
             return False
-        copied = shared.bring(side, panel, array)
+        with self._changed:
+            others = self._others(side, index)
+        copied = others is not None and others.bring(side, panel, array)
         if slot is not None:
             shared.coming(slot.number, side, panel)
         if not copied:
@@ -366,6 +382,11 @@ class PanelSlots:
             return Pin(self, slot, slot.array, seconds)
         array, seconds = self._fill(slot, side, index, fill)
         return Pin(self, slot, array, seconds)
+
+    def computed(self, seconds: float) -> None:
+        """See `Pin.computed`."""
+        if self._shared is not None:
+            self._shared.computed(self.grid, seconds)
 
     def take_window(self, nbytes: int) -> Any | None:
         """Return memory for a block's result, to be given back; None where there is none ready, or not so much."""

@@ -65,6 +65,8 @@ class PanelsFile:
 
     path: str
     row: int
+    always: bool = False
+    """Whether what another device has comes from there even where the host's memory is fast enough."""
 
 
 @dataclass(frozen=True)

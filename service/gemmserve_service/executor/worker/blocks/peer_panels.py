@@ -1,10 +1,13 @@
-"""Panels of large products that come from other devices of the host, where that is faster than from its memory.
+"""Panels of large products that come from other devices of the host, where its memory holds a device up.
 
-A panel goes up once for the host: the device that needs it first brings it, the others copy it from there. Which
-devices have what is in the `PanelTable`; memory of another device is mapped into this process for as long as both are
-at the same product. Whatever is in doubt, a panel comes from the host's memory: where there is no way between devices,
-a worker has ended since, something failed, or it was slower. Bytes are copied and nothing else: a panel is the same
-from wherever it came.
+Such a panel goes up once for the host: the device that needs it first brings it, the others copy it from there. Where a
+device computes for longer than the host takes, nothing is won, and blocks take longer while another's memory is mapped:
+so panels come from the host until both have been measured (`SharedSlots.held_up`).
+
+Which devices have what is in the `PanelTable`; memory of another device is mapped into this process for as long as both
+are at the same product. Whatever is in doubt, a panel comes from the host's memory: where there is no way between
+devices, a worker has ended since, something failed, or it was slower. Bytes are copied and nothing else: a panel is the
+same from wherever it came.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from gemmserve_service.executor.worker.blocks.panel_table import MAX_SLOTS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gemmserve_kernels.blocks.grid import Grid
     from gemmserve_service.executor.worker.blocks.panel_table import Found, Offer, PanelTable, Side
 
 _LOOK_S: Final = 0.001
@@ -79,11 +83,15 @@ class PeerPanels:
     device.
     """
 
-    def __init__(self, table: PanelTable, link: PeerLink) -> None:
+    def __init__(self, table: PanelTable, link: PeerLink, *, always: bool = False) -> None:
         self.table = table
         self.link = link
+        self.always = always
+        """Whether panels come from other devices however fast the host's memory is."""
         self.host_rate = 0.0
         """Bytes a second of the last panel that came from the host's memory; 0: none has."""
+        self.block: tuple[Grid | None, float] = None, 0.0
+        """Grid of the last product, and seconds for which the device computed the last block of it."""
         self.copied = 0
         """Panels that came from other devices."""
         self.row_lock = threading.Lock()
@@ -276,6 +284,19 @@ class SharedSlots:
         """Whether a panel is under way to another device, and there in none."""
         places = self._peers.places(self._parent, side, panel)
         return not any(found.ready for found in places) and any(map(self._peers.table.lives, places))
+
+    def held_up(self, grid: Grid, nbytes: int, blocks: int) -> bool:
+        """Whether the device would wait for such a panel from the host: as long as that took last, it does not compute
+        so many blocks. False where nothing is known of blocks of that grid yet, from this product or the one before.
+        """
+        peers, (measured, seconds) = self._peers, self._peers.block
+        if peers.always:
+            return True
+        return measured == grid and peers.host_rate > 0 and nbytes / peers.host_rate > blocks * seconds
+
+    def computed(self, grid: Grid, seconds: float) -> None:
+        """Note for how long the device has computed a block of that grid."""
+        self._peers.block = grid, seconds
 
     def came(self, nbytes: int, seconds: float) -> None:
         """Note how long a panel took from the host."""

@@ -350,7 +350,7 @@ class CupyBackend:
     def _open_peers(self, panels: PanelsFile) -> PeerPanels | None:
         link = CupyPeerLink(self.cupy, self._ordinal)
         try:
-            return PeerPanels(PanelTable(panels, link.bus_id), link)
+            return PeerPanels(PanelTable(panels, link.bus_id), link, always=panels.always)
         except (OSError, ValueError) as error:
             log.warning("panels are not shared with other devices: %s", error)
             return None
@@ -532,7 +532,10 @@ class DeviceProduct:
         start, stop, before, after, compile_s = self._enqueued
         stop.synchronize()
         self.timings.compile_s += compile_s
-        self.timings.kernel_s += max(self._cupy.cuda.get_elapsed_time(start, stop) / 1e3 - compile_s, 0.0)
+        kernel_s = max(self._cupy.cuda.get_elapsed_time(start, stop) / 1e3 - compile_s, 0.0)
+        self.timings.kernel_s += kernel_s
+        if self._pins:
+            self._pins[0].computed(kernel_s)
         self.elements = element_counts.between(before, after)
         self._enqueued, self._forms = None, {}
         if self._name is not None:

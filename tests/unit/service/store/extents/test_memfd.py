@@ -46,4 +46,4 @@ def test_it_takes_no_memory_before_it_is_written():
 )
 def test_panels_are_shared_by_cuda_devices(devices, shared):
     assert shares_panels(Settings(), devices) == shared
-    assert not shares_panels(Settings(peer_copies=False), devices)
+    assert not shares_panels(Settings(peer_copies="never"), devices)

@@ -91,7 +91,7 @@ class Device:
 
     def __init__(self, path, number):
         self.link = Link(number)
-        self.peers = PeerPanels(PanelTable(PanelsFile(path, number), self.link.bus_id), self.link)
+        self.peers = PeerPanels(PanelTable(PanelsFile(path, number), self.link.bus_id), self.link, always=True)
         self.memory = [np.full(NBYTES, 10 * number + slot, np.uint8) for slot in range(2)]
         self.slots = self.share()
 
@@ -391,6 +391,63 @@ def test_what_a_device_has_is_not_brought_from_the_host_again(devices) -> None:
         taken(other, "b", index)
     assert (one.uploads, one.copies) == (3, 0)
     assert (other.uploads, other.copies, other.uploaded_bytes, other.copied_bytes) == (1, 3, PANEL, 3 * PANEL)
+    for slots in (one, other):
+        slots.close()
+
+
+def test_what_is_to_be_computed_meanwhile_decides(devices) -> None:
+    """From the host, unless it takes longer than the blocks before that one and those with the panel; so it is while
+    nothing is known of blocks of that grid.
+    """
+    one, other = (sharing(device, 6) for device in devices)
+    peers = devices[1].peers
+    peers.always = False
+    for index in range(4):
+        taken(one, "b", index)
+    peers.host_rate = PANEL / 0.010
+    taken(other, "b", 0)
+    other_grid = Grid.with_sides(GemmProblem.build(SQUARE, SQUARE), (2 * SIDE, SIDE, 1))
+    peers.block = other_grid, 0.001
+    taken(other, "b", 1)
+    assert (other.uploads, other.copies) == (2, 0)
+    other.computed(0.009)
+    taken(other, "b", 2)
+    assert other.copies == 1, "alone it opens one block"
+    for host_s, brought in ((0.026, "host"), (0.028, "device")):
+        peers.host_rate = PANEL / host_s
+        other.expect([0, 3, 7], lambda *_: None)  # one before, two with it
+        found = other._others("b", 3)
+        assert (found is None) == (brought == "host")
+    for slots in (one, other):
+        slots.close()
+
+
+def test_a_host_that_is_fast_enough_keeps_nobody_waiting(devices) -> None:
+    """Panels under way to another device are brought at once, in their blocks' order."""
+    one, other = (sharing(device, 6) for device in devices)
+    devices[1].peers.always = False
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(array):
+        begun.set()
+        assert go_on.wait(WAIT_S)
+        array.fill(value("a", 0))
+
+    slow = threading.Thread(target=lambda: one.take("a", 0, slowly, waits=True).release())
+    slow.start()
+    assert begun.wait(WAIT_S)
+    brought = []
+
+    def bring(side, index, array):
+        brought.append((side, GRID.panel(side, index)))
+        array.fill(value(side, GRID.panel(side, index)))
+
+    PanelsAhead(lambda: None).follow(other)
+    other.expect([0, 1], bring)
+    until(lambda: len(brought) == 3)
+    assert brought == [("a", 0), ("b", 0), ("b", 1)]
+    go_on.set()
+    slow.join(WAIT_S)
     for slots in (one, other):
         slots.close()
 

@@ -146,6 +146,34 @@ def test_a_device_that_comes_later_finds_all_of_it_there(folder, start) -> None:
     assert bits(folder) == RIGHT
 
 
+def test_panels_come_from_a_fast_host_while_blocks_take_longer(folder, start) -> None:
+    """Nothing of another device's is ever mapped, in the first product or the next."""
+    one, other = start(0, 1, always=False, least_bytes=1, kernel_s=0.1)
+    for parent, result in (("t", "d"), ("u", "e")):
+        one.begin([0, 1], parent=parent, result=result)
+        other.begin([2, 3], 2, parent=parent, result=result)
+        said = [each.said() for each in (one, other)]
+        assert [(each["uploaded"], each["copied"]) for each in said] == [(6 * PANEL, 0)] * 2
+        assert bits(folder, result) == RIGHT
+
+
+def test_panels_come_from_a_device_where_the_host_holds_this_one_up(folder, start) -> None:
+    """From when a block was computed, and from the beginning of the next product of that grid."""
+    one, other = start(0, 1, always=False, least_bytes=1, piece_s=0.1)
+    one.begin([0, 1])
+    assert one.said()["uploaded"] == 6 * PANEL
+    other.begin([2, 3])
+    said = other.said()
+    assert 0 < said["copied"] < 4 * PANEL, "the first pair comes from the host"
+    assert said["uploaded"] + said["copied"] == 6 * PANEL
+    one.begin([0, 1], parent="u", result="e")
+    one.said()
+    other.begin([2, 3], parent="u", result="e")
+    said = other.said()
+    assert (said["uploaded"], said["copied"]) == (2 * PANEL, 4 * PANEL)
+    assert bits(folder) == bits(folder, "e") == RIGHT
+
+
 def test_another_product_has_none_of_its_panels(folder, start) -> None:
     one, other = start(0, 1)
     one.begin([0, 1])
