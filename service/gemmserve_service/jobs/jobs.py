@@ -225,12 +225,12 @@ class Jobs(LiveJobs):
     def _admit_now(
         self, asked: Asked, text: str, key: tuple[str, str] | None, owner: str, arrived: float, *, waits: bool
     ) -> tuple[LiveJob, asyncio.Future[Any]] | None:
-        with self.scheduler.admission(owner) as claim:
-            tasks = self._prepare_alike(asked.form, (asked.ids,), owner, claim=claim)
-            if tasks is None:
-                return None
-            prepared = [(tasks[0], nothing)]
-            (live,), insert = self._enter((asked,), (text,), prepared, key, owner, arrived, waits=waits, several=False)
+        self.scheduler.check_place(owner)
+        tasks = self._prepare_alike(asked.form, (asked.ids,), owner)
+        if tasks is None:
+            return None
+        prepared = [(tasks[0], nothing)]
+        (live,), insert = self._enter((asked,), (text,), prepared, key, owner, arrived, waits=waits, several=False)
         return live, insert
 
     async def accept(

@@ -127,10 +127,12 @@ def prepare_alike(
     store: ArrayStore,
     scheduler: Scheduler,
     listener: Listener,
-    claim: Callable[[int], None],
+    claim: Callable[[int], None] | None = None,
 ) -> list[Task] | None:
     """The tasks of jobs of one form, as `prepare` makes them one by one, without waiting for anything. None: nothing is
     held, and `prepare` has to say what is wrong with one, or to wait.
+
+    `claim`: see `prepare`; None: they are queued in this turn of the event loop.
     """
     if store.tier is not None:
         return None
@@ -155,7 +157,7 @@ def _alike(
     store: ArrayStore,
     scheduler: Scheduler,
     listener: Listener,
-    claim: Callable[[int], None],
+    claim: Callable[[int], None] | None,
 ) -> list[Task] | None:
     request, names = form.request, form.operands
     first: dict[str, Pinned] = {}
@@ -193,7 +195,8 @@ def _alike(
             deferred=checked[0].deferred,
         )
     )
-    claim(nbytes)
+    if claim is not None:
+        claim(nbytes)
     cell = store.settings.cell
     return [
         Task(
