@@ -23,7 +23,7 @@ from gemmserve_service.store.database.database import insert_rows, load_sql
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gemmserve_service.jobs.forms.form import Fresh
     from gemmserve_service.schemas import Problem
@@ -67,9 +67,9 @@ class NewJob:
 
 
 class _Insert:
-    """Rows of new jobs on their way to the record."""
+    """Rows of new jobs on their way to the record, by job, and of their key."""
 
-    def __init__(self, rows: Sequence[dict[str, Any]], key: dict[str, Any] | None) -> None:
+    def __init__(self, rows: Mapping[str, dict[str, Any]], key: dict[str, Any] | None) -> None:
         self.ends: dict[str, dict[str, Any]] = {}
         """Fields of ends that have come before this is begun, by job: they need no write of their own."""
         self.with_ends = False
@@ -80,8 +80,10 @@ class _Insert:
     def __call__(self, db: Connection) -> None:
         self.with_ends = not db.apart  # else an end may fail, and its job is on record all the same
         ends = self.ends if self.with_ends else {}
-        insert_rows(db, _SQL["insert"], [row for row in self._rows if row["id"] not in ends])
-        insert_rows(db, _SQL["insert_ended"], [row | ends[row["id"]] for row in self._rows if row["id"] in ends])
+        if len(ends) < len(self._rows):
+            insert_rows(db, _SQL["insert"], [row for job, row in self._rows.items() if job not in ends])
+        if ends:
+            insert_rows(db, _SQL["insert_ended"], [self._rows[job] | end for job, end in ends.items()])
         if self._key is not None:
             db.execute(_SQL["remember_key"], self._key)
 
@@ -199,23 +201,25 @@ class SqliteQueue:
     def insert(
         self, jobs: Sequence[NewJob], key: RememberedKey | None, *, within_s: float = 0.0
     ) -> asyncio.Future[Any]:
-        rows = [
-            {
-                "id": job.info.id,
-                "op": job.info.op,
+        rows: dict[str, dict[str, Any]] = {}
+        characters = 0
+        for job in jobs:
+            info = job.info
+            rows[info.id] = {
+                "id": info.id,
+                "op": info.op,
                 "request": job.request,
-                "created_at": job.info.created_at.timestamp(),
+                "created_at": info.created_at.timestamp(),
                 "deadline_at": job.deadline_at,
-                "owner": job.info.owner,
+                "owner": info.owner,
                 "trace": job.trace or None,
             }
-            for job in jobs
-        ]
+            characters += len(job.request)
         insert = _Insert(rows, None if key is None else dict(zip(_KEY, _key_fields(key), strict=True)))
-        weight = len(rows) + (key is not None) + sum([len(job.request) for job in jobs]) // _TEXT
+        weight = len(rows) + (key is not None) + characters // _TEXT
         future = self._database.write_soon(insert, within_s=within_s, rows=weight)
         if within_s > 0:
-            self._inserts.update(dict.fromkeys([job.info.id for job in jobs], insert))
+            self._inserts.update(dict.fromkeys(rows, insert))
         return future
 
     def started(self, job_id: str, attempt: int, started_at: datetime) -> None:
@@ -228,7 +232,7 @@ class SqliteQueue:
             self._starts_due = asyncio.get_running_loop().call_later(within_s, self._record_due_starts)
 
     def _record_few_starts(self) -> None:
-        if len(self._starts) <= _FEW_STARTS:
+        if 0 < len(self._starts) <= _FEW_STARTS:
             self._record_starts()
 
     def _record_due_starts(self) -> None:
@@ -304,7 +308,7 @@ class SqliteQueue:
         steps = None if info.steps is None else _STEPS.dump_json(info.steps, exclude_none=True).decode()
         fields = {
             "id": info.id,
-            "state": info.state.value,
+            "state": str(info.state),
             "attempt": info.attempt,
             "started_at": _timestamp(info.started_at),
             "finished_at": _timestamp(info.finished_at),

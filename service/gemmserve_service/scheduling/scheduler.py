@@ -445,7 +445,7 @@ class Scheduler:
 
     def _give_first(self, worker: Worker) -> None:
         """Give a worker a task if it has none, or one that passes the long one that it has."""
-        between = self.placement.interleaves(worker)
+        between = bool(worker.tasks) and self.placement.interleaves(worker)
         if not worker.ready or (worker.tasks and not between):
             return
         for _ in range(_TRIES):

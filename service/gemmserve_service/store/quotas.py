@@ -83,6 +83,8 @@ class Quotas:
         if scratch:
             self._check_in_flight(owner, nbytes)
             return
+        if not owner:
+            return
         limit = self._quota_of(owner).stored_bytes
         used = self._stored.get(owner, 0)
         if limit is not None and used + nbytes > limit:
@@ -130,6 +132,8 @@ class Quotas:
 
         `retry_after_s`: when a place in the queue is likely to be free.
         """
+        if not owner:
+            return
         quota = self._quota_of(owner)
         if quota.queued_jobs is not None and waiting + more > quota.queued_jobs:
             raise QuotaExceeded(

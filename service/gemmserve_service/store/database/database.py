@@ -56,6 +56,9 @@ _MAX_LOG_BYTES: Final = 32 << 20
 and whoever writes waits for the thread. A short job's commit writes a dozen pages, mostly the same as the one before:
 eight times SQLite's default, this is after every 700th such commit and not after every 80th, and most of what is
 brought was written over meanwhile."""
+_LOG_BYTES_OF_A_ROW: Final = 16 << 12
+"""Bytes of the log that a row takes at most: the pages that it changes in a table of four levels and three indexes,
+where each is split or merged with its neighbours."""
 _MAX_ROWS_HERE: Final = 64
 """Rows that the event loop writes itself: half a millisecond."""
 _SLOW_S: Final = 0.02
@@ -123,7 +126,7 @@ class Database:
         self._begun = 0
         """Batches that the thread has and has not told of."""
         self._log_bytes = 0
-        """Size of the log after the last commit."""
+        """Size of the log after the last commit, or more than that."""
         self._calm_at = 0.0
         """Time from which on the event loop may commit (time.monotonic)."""
         self._thread: threading.Thread | None = None
@@ -256,7 +259,7 @@ class Database:
         if self._held:
             held, self._held = self._held, []
             rows, self._rows = self._rows, 0.0
-            if rows > _MAX_ROWS_HERE or not self._may_commit() or not self._committed(held):
+            if rows > _MAX_ROWS_HERE or not self._may_commit() or not self._committed(held, rows):
                 self._give(rows, held)
 
     def _may_commit(self) -> bool:
@@ -270,13 +273,15 @@ class Database:
             and time.monotonic() >= self._calm_at
         )
 
-    def _committed(self, held: list[Write]) -> bool:
+    def _committed(self, held: list[Write], rows: float) -> bool:
         """Commit writes in the event loop; return False where anything is in the way: the thread sees to that."""
         assert self._loop is not None
         assert self._connection is not None
         began = time.monotonic()
         outcomes = _commit_at_once(self._connection, held)
-        self._note(time.monotonic() - began, self._size_of_log())
+        # Near the limit the log is looked at, and not after each of several hundred commits a second.
+        log_bytes = self._log_bytes + _LOG_BYTES_OF_A_ROW * (1 + int(rows))
+        self._note(time.monotonic() - began, self._size_of_log() if log_bytes > _MAX_LOG_BYTES else log_bytes)
         if outcomes is not None:
             _resolve(self._loop, outcomes)
             if self._log_bytes > _MAX_LOG_BYTES:
@@ -296,7 +301,7 @@ class Database:
 
     def _size_of_log(self) -> int:
         try:
-            return os.stat(self._log).st_size  # noqa: PTH116 (several hundred times a second)
+            return os.stat(self._log).st_size  # noqa: PTH116 (a string)
         except OSError:
             return 0
 
