@@ -8,8 +8,7 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from pydantic import TypeAdapter
 from pydantic_core import to_json
@@ -39,8 +38,6 @@ same."""
 _AFTER_EVERY_ID: Final = "job_~"  # sorts after every id: the alphabet ends at z
 _REQUEST: Final[TypeAdapter[GemmJob | GemmReduceJob | ProgramJob]] = TypeAdapter(JobRequest)
 _STEPS: Final = TypeAdapter(list[StepInfo])
-_KEY: Final = RememberedKey.__slots__
-_key_fields: Final = attrgetter(*_KEY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +51,7 @@ class Unfinished:
     """Workers that were lost while they had it."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewJob:
+class NewJob(NamedTuple):
     """A job as it is put on record."""
 
     info: JobInfo | Fresh
@@ -215,7 +211,7 @@ class SqliteQueue:
                 "trace": job.trace or None,
             }
             characters += len(job.request)
-        insert = _Insert(rows, None if key is None else dict(zip(_KEY, _key_fields(key), strict=True)))
+        insert = _Insert(rows, None if key is None else key._asdict())
         weight = len(rows) + (key is not None) + characters // _TEXT
         future = self._database.write_soon(insert, within_s=within_s, rows=weight)
         if within_s > 0:
