@@ -377,6 +377,7 @@ async def anext_all(iterator):
 
 
 async def test_jobs_that_were_waited_for_are_not_left_to_the_garbage_collector(core, fake, gemm, a):
+    gc.collect()  # what other tests have left
     gc.disable()
     try:
         for _ in range(3):
