@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_service.executor.port import Worker
-from gemmserve_service.executor.protocol import TO_FRONT, TO_WORKER, Cancel, Hello, RunBatch
+from gemmserve_service.executor.protocol import TO_FRONT, TO_WORKER, Cancel, Hello, RunBatch, encode
 from gemmserve_service.executor.worker.checks.selftest import verified_error
 from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.executor.worker.runner import Runner
@@ -61,7 +61,7 @@ class InlineExecutor:
         """
         del worker
         if isinstance(message, RunBatch):
-            self._thread.submit(self._run, self._runner, message.model_dump_json())
+            self._thread.submit(self._run, self._runner, encode(message)[4:])
         elif isinstance(message, Cancel):
             self._runner.cancel(message.task)
 
@@ -95,7 +95,7 @@ class InlineExecutor:
         if self._owner is not None:
             self._owner.worker_ready(self._worker)
 
-    def _run(self, runner: Runner, text: str) -> None:
+    def _run(self, runner: Runner, text: bytes) -> None:
         message = TO_WORKER.validate_json(text)
         assert isinstance(message, RunBatch)
         if self._loop is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 from gemmserve_service.jobs.job_queue import NotOnRecord, Unfinished, brief, request_of
 from gemmserve_service.schemas import JobState, ProgramJob
@@ -119,7 +118,7 @@ class MemoryQueue:
                     info.finished_at.timestamp() + seconds, info.finished_at.tzinfo
                 )
                 self.jobs[job_id] = info.model_copy(update={"finished_at": at})
-        self.keys = {name: replace(key, created_at=key.created_at + seconds) for name, key in self.keys.items()}
+        self.keys = {name: key._replace(created_at=key.created_at + seconds) for name, key in self.keys.items()}
 
     async def purge(self, *, jobs_before, keys_before):
         self.jobs = {

@@ -214,8 +214,10 @@ class _Link(asyncio.Protocol):
             return
         sent = 0
         if self._socket >= 0 and not transport.get_write_buffer_size():
-            with contextlib.suppress(OSError):  # full, or broken, which the transport finds out
+            try:  # not contextlib's `suppress`, which takes three calls of each task
                 sent = os.write(self._socket, frame)
+            except OSError:  # full, or broken, which the transport finds out
+                sent = 0
         if sent < len(frame):
             transport.write(memoryview(frame)[sent:] if sent else frame)
 

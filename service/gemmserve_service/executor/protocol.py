@@ -156,8 +156,13 @@ class Work:
     ] = None
 
 
-class RunBatch(_Message):
-    """Front to worker: tasks, most often one, to be run in this order; each is answered for itself."""
+@dataclass(slots=True, kw_only=True)
+class RunBatch:
+    """Front to worker: tasks, most often one, to be run in this order; each is answered for itself. Validated likewise
+    where it is read.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     kind: Literal["run_batch"] = "run_batch"
     tasks: list[Work]
@@ -304,9 +309,14 @@ TO_WORKER: Final[TypeAdapter[RunBatch | Cancel | Forget | Write | Drop | Stop]] 
 TO_FRONT: Final[TypeAdapter[Hello | Beat | Compiling | Done | Failed | Written | Kept]] = TypeAdapter(ToFront)
 
 
-def encode(message: BaseModel) -> bytes:
+_RUN_BATCH: Final = TypeAdapter(RunBatch)
+
+
+def encode(message: BaseModel | RunBatch) -> bytes:
     """Return the frame of a message. Raises ProtocolError if it is too long."""
-    return frame_of(message.model_dump_json().encode())
+    return frame_of(
+        _RUN_BATCH.dump_json(message) if isinstance(message, RunBatch) else message.model_dump_json().encode()
+    )
 
 
 def frame_of(body: bytes) -> bytes:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gemmserve_service.errors import IdempotencyConflict, IdempotencyMismatch
 from gemmserve_service.runtime import clock
@@ -13,8 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-@dataclass(frozen=True, slots=True)
-class RememberedKey:
+class RememberedKey(NamedTuple):
     """An Idempotency-Key of an owner: the digest of its first request's body and the jobs that came of it."""
 
     owner: str
@@ -69,7 +67,7 @@ class IdempotencyKeys:
 
     def shift(self, seconds: float) -> None:
         """The clock was set by so much: what was an hour old still is."""
-        self._known = {name: replace(key, created_at=key.created_at + seconds) for name, key in self._known.items()}
+        self._known = {name: key._replace(created_at=key.created_at + seconds) for name, key in self._known.items()}
 
     def forget(self, before: float) -> None:
         """Drops the keys that were first used before that moment."""

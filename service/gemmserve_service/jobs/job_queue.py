@@ -8,25 +8,26 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from gemmserve_service.jobs.idempotency import RememberedKey
+from gemmserve_service.runtime import clock
 from gemmserve_service.runtime.background import report
+from gemmserve_service.runtime.ids import first_id
 from gemmserve_service.schemas import GemmJob, GemmReduceJob, JobInfo, JobRequest, JobState, ProgramJob, StepInfo
 from gemmserve_service.store.database.database import insert_rows, load_sql
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gemmserve_service.jobs.forms.form import Fresh
     from gemmserve_service.schemas import Problem
     from gemmserve_service.store.array_store import ArrayStore
-    from gemmserve_service.store.database.database import Database
+    from gemmserve_service.store.database.database import Connection, Database
 
 _SQL: Final = load_sql("jobs")
 _START_WITHIN_S: Final = 0.05  # nobody waits for it, and of a short job the end comes first and says the same
@@ -37,8 +38,6 @@ same."""
 _AFTER_EVERY_ID: Final = "job_~"  # sorts after every id: the alphabet ends at z
 _REQUEST: Final[TypeAdapter[GemmJob | GemmReduceJob | ProgramJob]] = TypeAdapter(JobRequest)
 _STEPS: Final = TypeAdapter(list[StepInfo])
-_KEY: Final = RememberedKey.__slots__
-_key_fields: Final = attrgetter(*_KEY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +51,7 @@ class Unfinished:
     """Workers that were lost while they had it."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewJob:
+class NewJob(NamedTuple):
     """A job as it is put on record."""
 
     info: JobInfo | Fresh
@@ -62,6 +60,28 @@ class NewJob:
     deadline_at: float | None = None
     trace: str = ""
     """Traceparent of the request that submitted it, where that is traced."""
+
+
+class _Insert:
+    """Rows of new jobs on their way to the record, by job, and of their key."""
+
+    def __init__(self, rows: Mapping[str, dict[str, Any]], key: dict[str, Any] | None) -> None:
+        self.ends: dict[str, dict[str, Any]] = {}
+        """Fields of ends that have come before this is begun, by job: they need no write of their own."""
+        self.with_ends = False
+        """Whether those are in the rows that are written."""
+        self._rows = rows
+        self._key = key
+
+    def __call__(self, db: Connection) -> None:
+        self.with_ends = not db.apart  # else an end may fail, and its job is on record all the same
+        ends = self.ends if self.with_ends else {}
+        if len(ends) < len(self._rows):
+            insert_rows(db, _SQL["insert"], [row for job, row in self._rows.items() if job not in ends])
+        if ends:
+            insert_rows(db, _SQL["insert_ended"], [self._rows[job] | end for job, end in ends.items()])
+        if self._key is not None:
+            db.execute(_SQL["remember_key"], self._key)
 
 
 @dataclass(eq=False, slots=True)
@@ -74,6 +94,13 @@ class _End:
     told: Callable[[BaseException | None], object]
     weight: int
     """Rows that it writes: see `Database.write_soon`."""
+    insert: _Insert | None
+    """The write of the job's row, where that may have the end too."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether the job's row is to be changed."""
+        return self.insert is None or not self.insert.with_ends
 
 
 class NotOnRecord(RuntimeError):  # noqa: N818 (says what is the case)
@@ -156,10 +183,13 @@ class SqliteQueue:
         """Timer after which those are that have waited for long enough; of most the end is recorded in its stead."""
         self._recording = False
         """Whether a write is under way that will record them."""
+        self._inserts: dict[str, _Insert] = {}
+        """Writes of rows that wait for company, by job."""
         self._ends: list[_End] = []
         self._ends_told: Callable[[Any, BaseException | None], None] | None = None
         """Callback of the write of those ends, which further ones may join while it waits."""
         database.before_begin(self._record_few_starts)
+        database.before_begin(self._inserts.clear)
 
     def check_open(self) -> None:
         self._database.check_open()
@@ -167,28 +197,26 @@ class SqliteQueue:
     def insert(
         self, jobs: Sequence[NewJob], key: RememberedKey | None, *, within_s: float = 0.0
     ) -> asyncio.Future[Any]:
-        rows = [
-            {
-                "id": job.info.id,
-                "op": job.info.op,
+        rows: dict[str, dict[str, Any]] = {}
+        characters = 0
+        for job in jobs:
+            info = job.info
+            rows[info.id] = {
+                "id": info.id,
+                "op": info.op,
                 "request": job.request,
-                "created_at": job.info.created_at.timestamp(),
+                "created_at": info.created_at.timestamp(),
                 "deadline_at": job.deadline_at,
-                "owner": job.info.owner,
+                "owner": info.owner,
                 "trace": job.trace or None,
             }
-            for job in jobs
-        ]
-        fields = None if key is None else dict(zip(_KEY, _key_fields(key), strict=True))
-
-        def write(db: sqlite3.Connection) -> None:
-            insert_rows(db, _SQL["insert"], rows)
-            if fields is not None:
-                db.execute(_SQL["remember_key"], fields)
-
-        weight = len(rows) + (key is not None) + sum([len(job.request) for job in jobs]) // _TEXT
-        # While a worker is at the job; what waits for no end is committed as soon as this turn of the loop is over.
-        return self._database.write_soon(write, within_s=within_s, rows=weight, ahead=within_s > 0)
+            characters += len(job.request)
+        insert = _Insert(rows, None if key is None else key._asdict())
+        weight = len(rows) + (key is not None) + characters // _TEXT
+        future = self._database.write_soon(insert, within_s=within_s, rows=weight)
+        if within_s > 0:
+            self._inserts.update(dict.fromkeys(rows, insert))
+        return future
 
     def started(self, job_id: str, attempt: int, started_at: datetime) -> None:
         due = time.monotonic() + _START_WITHIN_S
@@ -200,7 +228,7 @@ class SqliteQueue:
             self._starts_due = asyncio.get_running_loop().call_later(within_s, self._record_due_starts)
 
     def _record_few_starts(self) -> None:
-        if len(self._starts) <= _FEW_STARTS:
+        if 0 < len(self._starts) <= _FEW_STARTS:
             self._record_starts()
 
     def _record_due_starts(self) -> None:
@@ -276,7 +304,7 @@ class SqliteQueue:
         steps = None if info.steps is None else _STEPS.dump_json(info.steps, exclude_none=True).decode()
         fields = {
             "id": info.id,
-            "state": info.state.value,
+            "state": str(info.state),
             "attempt": info.attempt,
             "started_at": _timestamp(info.started_at),
             "finished_at": _timestamp(info.finished_at),
@@ -291,12 +319,15 @@ class SqliteQueue:
             "steps": steps,
         }
 
-        end = _End(fields, arrays, told, 1 + len(arrays) + len(steps or "") // _TEXT)
+        insert = self._inserts.pop(info.id, None)
+        end = _End(fields, arrays, told, 1 + len(arrays) + len(steps or "") // _TEXT, insert)
         if self._ends_told is not None and self._database.may_grow(self._ends_told, within_s=within_s, rows=end.weight):
             self._ends.append(end)
         else:
             self._ends = [end]
             self._ends_told = self._record_ends(self._ends, within_s=within_s)
+        if insert is not None:
+            insert.ends[info.id] = fields
 
     def _record_ends(
         self, ends: Sequence[_End], *, within_s: float = 0.0
@@ -307,8 +338,9 @@ class SqliteQueue:
 
         def write(db: sqlite3.Connection) -> set[str]:
             missing: set[str] = set()
-            if db.executemany(_SQL["finish"], [end.fields for end in ends]).rowcount < len(ends):
-                missing = {end.fields["id"] for end in ends if db.execute(_SQL["get"], end.fields).fetchone() is None}
+            apart = [end.fields for end in ends if end.apart]
+            if apart and db.executemany(_SQL["finish"], apart).rowcount < len(apart):
+                missing = {fields["id"] for fields in apart if db.execute(_SQL["get"], fields).fetchone() is None}
             self._store.insert_rows(db, [row for end in ends if end.fields["id"] not in missing for row in end.rows])
             return missing
 
@@ -345,10 +377,7 @@ class SqliteQueue:
     async def page(self, *, state: JobState | None, limit: int, before: str | None, owner: str = "") -> list[JobInfo]:
         self._record_starts()
         fields = {"before": before or _AFTER_EVERY_ID, "limit": limit, "state": state, "owner": owner}
-        if owner:
-            statement = _SQL["page_of_owner" if state is None else "page_of_owner_and_state"]
-        else:
-            statement = _SQL["page" if state is None else "page_of_state"]
+        statement = _page_of(state, owner)
         rows = await self._database.read(lambda db: db.execute(statement, fields).fetchall())
         return [_info(row) for row in rows]
 
@@ -373,7 +402,9 @@ class SqliteQueue:
 
     async def purge(self, *, jobs_before: float, keys_before: float) -> None:
         def write(db: sqlite3.Connection) -> None:
-            db.execute(_SQL["purge"], {"before": jobs_before})
+            # Those that were made before, and those whose ids are of the time before the clock was set back.
+            for after, until in (("", first_id("job", jobs_before)), (first_id("job", clock.time()), _AFTER_EVERY_ID)):
+                db.execute(_SQL["purge"], {"before": jobs_before, "after": after, "until": until})
             db.execute(_SQL["purge_keys"], {"before": keys_before})
 
         await self._database.write(write)
@@ -382,6 +413,22 @@ class SqliteQueue:
 def request_of(stored: str | dict[str, Any]) -> GemmJob | GemmReduceJob | ProgramJob:
     """The request that a row holds, as JSON or parsed."""
     return _REQUEST.validate_json(stored) if isinstance(stored, str) else _REQUEST.validate_python(stored)
+
+
+def _page_of(state: JobState | None, owner: str) -> str:
+    """The statement for a page, which says what the index that serves it has: that of states where few jobs are in
+    this one, else that of owners; without an owner most jobs are of the page anyway.
+    """
+    conditions = ["id < :before"]
+    if state is not None:
+        conditions.append("state = :state")
+    if owner:
+        conditions.append("owner = :owner")
+    if state not in {None, JobState.SUCCEEDED}:
+        conditions.append("state <> 'succeeded'")
+    elif owner:
+        conditions.append("owner <> ''")
+    return _SQL["page"].replace(conditions[0], " AND ".join(conditions))
 
 
 def brief(info: JobInfo) -> JobInfo:

@@ -218,19 +218,17 @@ class Jobs(LiveJobs):
         finally:
             if admitted is None:
                 self._keys.arrived(owner, idempotency_key)
-        if admitted is not None:
-            admitted[1].add_done_callback(lambda _: self._keys.arrived(owner, idempotency_key))
         return admitted
 
     def _admit_now(
         self, asked: Asked, text: str, key: tuple[str, str] | None, owner: str, arrived: float, *, waits: bool
     ) -> tuple[LiveJob, asyncio.Future[Any]] | None:
-        with self.scheduler.admission(owner) as claim:
-            tasks = self._prepare_alike(asked.form, (asked.ids,), owner, claim=claim)
-            if tasks is None:
-                return None
-            prepared = [(tasks[0], nothing)]
-            (live,), insert = self._enter((asked,), (text,), prepared, key, owner, arrived, waits=waits, several=False)
+        self.scheduler.check_place(owner)
+        tasks = self._prepare_alike(asked.form, (asked.ids,), owner)
+        if tasks is None:
+            return None
+        prepared = [(tasks[0], nothing)]
+        (live,), insert = self._enter((asked,), (text,), prepared, key, owner, arrived, waits=waits, several=False)
         return live, insert
 
     async def accept(
@@ -262,8 +260,6 @@ class Jobs(LiveJobs):
             except BaseException:
                 self._keys.arrived(owner, idempotency_key)
                 raise
-            # A client that hangs up changes nothing: a job on record is carried out, and its key taken until then.
-            insert.add_done_callback(lambda _: self._keys.arrived(owner, idempotency_key))
         await asyncio.shield(insert)
         return lives, True
 
@@ -478,14 +474,15 @@ class Jobs(LiveJobs):
 
     def _inserted(self, lives: Sequence[LiveJob], key: RememberedKey | None, insert: asyncio.Future[Any]) -> None:
         """Called when the jobs' rows are written, or cannot be: what is not on record was not accepted, and leaves
-        nothing.
+        nothing. Their key is taken until then, also where the client has hung up.
         """
         error = insert.exception()
-        if error is None:
-            if key is not None:
+        if key is not None:
+            self._keys.arrived(key.owner, key.key)
+            if error is None:
                 self._keys.remember(key)
-            return
-        self._refuse(lives, error)
+        if error is not None:
+            self._refuse(lives, error)
 
     def _refuse(self, lives: Sequence[LiveJob], error: BaseException) -> None:
         for live in lives:

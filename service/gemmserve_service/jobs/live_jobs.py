@@ -140,6 +140,43 @@ class LiveJob:
         await self._watchers.wait()
 
 
+class _Wait:
+    """Wait of somebody without a coroutine for the end of a job. No closures, which would hold each other, and all that
+    the job had, until the garbage collector comes.
+    """
+
+    __slots__ = ("_jobs", "_live", "_over", "_timeout_s", "_timer", "_told")
+
+    def __init__(self, jobs: LiveJobs, live: LiveJob, timeout_s: float, told: Callable[[], object]) -> None:
+        self._jobs = jobs
+        self._live = live
+        self._timeout_s = timeout_s
+        self._told = told
+        self._over = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._look()
+        # Not before those who are told in this turn: most jobs are over then.
+        asyncio.get_running_loop().call_soon(self._wind)
+
+    def _look(self) -> None:
+        if self._over:
+            return
+        if self._jobs.waits_for(self._live):
+            self._live.on_change(self._look)
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._end()
+
+    def _wind(self) -> None:
+        if not self._over:
+            self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._end)
+
+    def _end(self) -> None:
+        self._over = True
+        self._told()
+
+
 class LiveJobs:
     """The durable jobs that are not final, and those that ended last; others are in the database."""
 
@@ -181,7 +218,7 @@ class LiveJobs:
         if self._watch(job_id) is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
-                    while job_id in self._live and not self._released.is_set():
+                    while self.waits_for(live):
                         await live.changed()
         return await self.get(job_id)
 
@@ -189,32 +226,12 @@ class LiveJobs:
         """Call `told()` once, when `wait` would return: for those who need no coroutine for anything else."""
         if self._watch(live.first.id) is None:
             told()
-            return
-        loop = asyncio.get_running_loop()
-        over, timer = False, None
+        else:
+            _Wait(self, live, timeout_s, told)
 
-        def end() -> None:
-            nonlocal over
-            over = True
-            told()
-
-        def wind() -> None:
-            nonlocal timer
-            if not over:
-                timer = loop.call_later(timeout_s, end)
-
-        def look() -> None:
-            if over:
-                return
-            if live.first.id in self._live and not self._released.is_set():
-                live.on_change(look)
-            else:
-                if timer is not None:
-                    timer.cancel()
-                end()
-
-        look()
-        loop.call_soon(wind)  # not before those who are told in this turn: most jobs are over then
+    def waits_for(self, live: LiveJob) -> bool:
+        """Whether somebody who waits for a job is to wait on."""
+        return live.first.id in self._live and not self._released.is_set()
 
     def in_memory(self, job_id: str, owner: str) -> LiveJob | JobInfo | None:
         """Return a job that this owner sees, where it is in memory whole: programs may not be."""

@@ -127,10 +127,12 @@ def prepare_alike(
     store: ArrayStore,
     scheduler: Scheduler,
     listener: Listener,
-    claim: Callable[[int], None],
+    claim: Callable[[int], None] | None = None,
 ) -> list[Task] | None:
     """The tasks of jobs of one form, as `prepare` makes them one by one, without waiting for anything. None: nothing is
     held, and `prepare` has to say what is wrong with one, or to wait.
+
+    `claim`: see `prepare`; None: they are queued in this turn of the event loop.
     """
     if store.tier is not None:
         return None
@@ -155,12 +157,14 @@ def _alike(
     store: ArrayStore,
     scheduler: Scheduler,
     listener: Listener,
-    claim: Callable[[int], None],
+    claim: Callable[[int], None] | None,
 ) -> list[Task] | None:
     request, names = form.request, form.operands
     first: dict[str, Pinned] = {}
     known: dict[Ids, _Checked] = {}
     checked: list[_Checked] = []
+    wanted: list[Reservation] = []
+    nbytes = 0
     for ids in operands:
         pins: dict[str, Pinned] = {}
         pinned.append(pins)
@@ -179,21 +183,19 @@ def _alike(
                 form.remember(kinds, of_kinds)
             each = known[ids] = of_kinds[1]
         checked.append(each)
-    nbytes = sum([each.nbytes for each in checked])
-    if not scheduler.admissions.fits(owner, nbytes) or len({each.deferred for each in checked}) > 1:
+        wanted += each.results.values()
+        nbytes += each.nbytes
+    deferred = checked[0].deferred
+    if not scheduler.admissions.fits(owner, nbytes) or any(each.deferred is not deferred for each in checked[1:]):
         for pins in pinned:
             _release(pins)
         return None
     ttl_s = store.settings.result_ttl_s if request.ttl_s is None else request.ttl_s
     uploads = iter(
-        store.allocate_all(
-            [reservation for each in checked for reservation in each.results.values()],
-            owner=owner,
-            ttl_s=math.inf if ttl_s is None else ttl_s,
-            deferred=checked[0].deferred,
-        )
+        store.allocate_all(wanted, owner=owner, ttl_s=math.inf if ttl_s is None else ttl_s, deferred=deferred)
     )
-    claim(nbytes)
+    if claim is not None:
+        claim(nbytes)
     cell = store.settings.cell
     return [
         Task(

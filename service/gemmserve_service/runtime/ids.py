@@ -38,12 +38,21 @@ def new_id(prefix: str, cell: int = 0) -> str:
     ms = time.time_ns() // 1_000_000
     if ms > _last_ms:
         _last_ms = ms
-        _time = "".join([_PAIRS[(ms & _TIME_MASK) >> shift & _MASK] for shift in range(40, -1, -10)])
+        _time = _time_part(ms)
     if not _random:
         digits = secrets.token_bytes(_AHEAD * _RANDOM_DIGITS).translate(_DIGITS).decode()
         _random.extend([digits[low : low + _RANDOM_DIGITS] for low in range(0, len(digits), _RANDOM_DIGITS)])
     made = f"{prefix}_{_time}{_random.pop()}"
     return f"{made}_{cell}" if cell else made
+
+
+def first_id(prefix: str, seconds: float) -> str:
+    """Return what sorts before the ids that are made from that moment on (seconds since 1970), and after all before."""
+    return f"{prefix}_{_time_part(min(max(int(1000 * seconds), 0), _TIME_MASK))}"
+
+
+def _time_part(ms: int) -> str:
+    return "".join([_PAIRS[(ms & _TIME_MASK) >> shift & _MASK] for shift in range(40, -1, -10)])
 
 
 def cell_of(identifier: str) -> int:

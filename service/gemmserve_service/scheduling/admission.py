@@ -71,7 +71,7 @@ class Admission:
 
     def arrive(self, owner: str, tasks: int) -> None:
         """Count tasks that are being prepared; `arrived` follows. Raises QueueFull, QuotaExceeded."""
-        self._check_place(owner, tasks)
+        self.check_place(owner, tasks)
         self._arriving[owner] = self._arriving.get(owner, 0) + tasks
 
     def fits(self, owner: str, nbytes: int) -> bool:
@@ -94,7 +94,7 @@ class Admission:
 
     def check(self, owner: str, nbytes: int) -> None:
         """Raise what `place` and its claim raise, for a task that is queued in the same turn of the event loop."""
-        self._check_place(owner)
+        self.check_place(owner)
         self._check_bytes(owner, nbytes)
 
     @property
@@ -135,7 +135,8 @@ class Admission:
             return 1.0
         return min(max(_RETRY_SHARE * len(self._queue) * self._interval_s, _MIN_RETRY_S), _MAX_RETRY_S)
 
-    def _check_place(self, owner: str, more: int = 1) -> None:
+    def check_place(self, owner: str, more: int = 1) -> None:
+        """Raise QueueFull or QuotaExceeded where there is no place for so many more tasks."""
         waiting, total = self._queue.waiting(owner), len(self._queue)
         if self._arriving:
             waiting += self._arriving.get(owner, 0)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import bisect
 import heapq
 import itertools
+import math
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
@@ -253,8 +254,10 @@ class FairQueue:
 
     def _express_tag(self, owners: Collection[str]) -> float:
         """Return the lowest tag of those owners that have express tasks here."""
+        if not owners:
+            return math.inf
         flows = (flow for owner in owners if (flow := self._flows.get(owner)) is not None)
-        return min((flow.tag for flow in flows if flow.lines[ServiceClass.EXPRESS].waiting), default=float("inf"))
+        return min((flow.tag for flow in flows if flow.lines[ServiceClass.EXPRESS].waiting), default=math.inf)
 
     def _first(
         self,

@@ -39,7 +39,9 @@ class Fleet:
         self.result_bytes = 0
         """Bytes of results that may stay on some device."""
         self._holders: dict[str, set[Worker]] = {}
+        """Workers whose devices have copies of arrays, by array."""
         self._held: dict[Worker, set[str]] = {}
+        """The arrays of each of them."""
         self.running = 0
         """Tasks that workers have."""
         self._here: set[Worker] = set()
@@ -126,21 +128,20 @@ class Fleet:
 
     # -- copies of arrays -------------------------------------------------------------------------------------------
 
-    @property
-    def has_copies(self) -> bool:
-        """Whether any device has copies of arrays."""
-        return bool(self._holders)
+    def others_have_copies(self, worker: Worker) -> bool:
+        """Whether any other device than a worker's has copies of arrays."""
+        return len(self._held) > (worker in self._held)
 
     def copied(self, operands: Iterable[Pinned], worker: Worker) -> int:
         """Return the bytes of operands of which a worker's device has copies."""
         held = self._held.get(worker)
-        return sum(each.info.nbytes for each in operands if each.info.id in held) if held else 0
+        return sum([each.info.nbytes for each in operands if each.info.id in held]) if held else 0
 
     def most_copied(self, operands: Collection[Pinned]) -> int:
         """Return the most bytes of operands of which any device has copies."""
-        everything = sum(each.info.nbytes for each in operands)
+        everything = sum([each.info.nbytes for each in operands])
         most = 0
-        for worker in set().union(*(self._holders.get(each.info.id, ()) for each in operands)):
+        for worker in set().union(*[self._holders.get(each.info.id, ()) for each in operands]):
             most = max(most, self.copied(operands, worker))
             if most == everything:
                 break
@@ -148,18 +149,16 @@ class Fleet:
 
     def copies_changed(self, worker: Worker, came: Iterable[str], went: Iterable[str]) -> None:
         """Note arrays that came to a worker's device and went from there."""
-        held = self._held.setdefault(worker, set())
         for array in came:
-            held.add(array)
+            self._held.setdefault(worker, set()).add(array)
             self._holders.setdefault(array, set()).add(worker)
         for array in went:
-            held.discard(array)
             self._no_longer(array, worker)
 
     def forget_array(self, array: str) -> None:
         """Note that an array is gone: nobody will ask for its copies."""
-        for worker in self._holders.pop(array, ()):
-            self._held[worker].discard(array)
+        for worker in tuple(self._holders.get(array, ())):
+            self._no_longer(array, worker)
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -169,12 +168,16 @@ class Fleet:
         self.result_bytes = max((each.result_bytes for each in self._known), default=0)
 
     def _drop_copies(self, worker: Worker) -> None:
-        for array in self._held.pop(worker, ()):
+        for array in tuple(self._held.get(worker, ())):
             self._no_longer(array, worker)
 
     def _no_longer(self, array: str, worker: Worker) -> None:
         holders = self._holders.get(array)
-        if holders is not None:
-            holders.discard(worker)
-            if not holders:
-                del self._holders[array]
+        if holders is None or worker not in holders:
+            return
+        holders.remove(worker)
+        if not holders:
+            del self._holders[array]
+        self._held[worker].remove(array)
+        if not self._held[worker]:
+            del self._held[worker]

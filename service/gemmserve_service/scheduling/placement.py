@@ -72,7 +72,7 @@ class Placement:
     def better_elsewhere(self, task: Task, worker: Worker) -> bool:
         """Whether another device has more of the operands, is alive, and the task has not waited long enough for it."""
         far = worker.link is not None and self._fleet.here
-        if not task.operands or not (far or self._fleet.has_copies) or task.blocks is not None:
+        if not task.operands or not (far or self._fleet.others_have_copies(worker)) or task.blocks is not None:
             return False
         if any(pinned.pending is not None for pinned in task.operands.values()):
             return False  # no other device can compute with them

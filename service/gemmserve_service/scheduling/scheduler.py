@@ -168,6 +168,11 @@ class Scheduler:
         self._check_open()
         return self.admissions.place(owner, tasks)
 
+    def check_place(self, owner: str = "") -> None:
+        """Raise what entering `admission` raises, for a task that is queued in the same turn of the event loop."""
+        self._check_open()
+        self.admissions.check_place(owner)
+
     def check_admission(self, problem: Sized, owner: str = "") -> None:
         """Raise what `admission` and its claim raise, for a task that is queued in the same turn of the event loop."""
         self._check_open()
@@ -428,7 +433,7 @@ class Scheduler:
             for worker in idle:
                 if self.queue and self.placement.interleaves(worker):
                     self._give_first(worker)
-            for worker in looked:
+            for worker in looked if self.queue else []:
                 if not worker.express:
                     self._fill(worker, ALL_CLASSES)
                 else:
@@ -441,7 +446,7 @@ class Scheduler:
 
     def _give_first(self, worker: Worker) -> None:
         """Give a worker a task if it has none, or one that passes the long one that it has."""
-        between = self.placement.interleaves(worker)
+        between = bool(worker.tasks) and self.placement.interleaves(worker)
         if not worker.ready or (worker.tasks and not between):
             return
         for _ in range(_TRIES):
@@ -522,6 +527,8 @@ class Scheduler:
         self._dispatch()
 
     def _companions(self, task: Task, worker: Worker) -> list[Task]:
+        if not self.queue:
+            return []
         most = self.settings.max_grouped_jobs
         return self.placement.companions(task, worker, self.queue, most, self._could_run)
 

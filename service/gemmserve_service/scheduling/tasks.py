@@ -241,7 +241,7 @@ class Task:
         """Return whether the worker may answer it before its results are written."""
         if self.recomputes or not self.durable or worker.result_bytes < MIN_DEFERRED_BYTES:
             return False
-        nbytes = sum(upload.spec.nbytes for upload in self.results.values())
+        nbytes = sum([upload.spec.nbytes for upload in self.results.values()])
         return deferrable(self.params, nbytes, worker.result_bytes)
 
     def needs_place(self, worker: Worker, *, verify: bool) -> bool:

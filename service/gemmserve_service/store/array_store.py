@@ -12,7 +12,7 @@ import math
 from datetime import timedelta
 from functools import lru_cache, partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_service.errors import Gone, NotFound, TierUnavailable
 from gemmserve_service.runtime.background import Background, report
@@ -511,14 +511,16 @@ class ArrayStore:
     def describe(self, upload: Upload, created: datetime | None = None) -> ArrayInfo:
         """The info of an upload that becomes an array now, or at the moment `created`; `index` follows."""
         spec = upload.spec
+        dtype: Any = spec.dtype
+        order: Any = spec.order
         upload.jumped_s = self.expiry.jumped_s
         if created is None:
             created = now()
         return ArrayInfo(
             id=spec.id,
-            dtype=cast("Any", spec.dtype),
+            dtype=dtype,
             shape=spec.shape,
-            order=cast("Any", spec.order),
+            order=order,
             nbytes=spec.nbytes,
             sha256=None,
             created_at=created,

@@ -1,7 +1,8 @@
 """Ledger of what each owner uses; refuses what would exceed a quota. One ledger, in the event loop's thread.
 
 Nothing is counted twice or forgotten: stored bytes follow the store's own reservations and are taken up again from the
-rows at a start; waiting jobs are what the scheduler holds; device seconds are on record no later than the job's end.
+rows at a start; waiting jobs are what the scheduler holds; an owner's device seconds are on record no later than the
+job's end. Without API keys there is nobody to be charged: then they are soon, and cost a job's commit nothing.
 """
 
 from __future__ import annotations
@@ -50,9 +51,11 @@ class Quotas:
         self._scratch: defaultdict[str, int] = defaultdict(int)
         self._device: defaultdict[tuple[int, str], float] = defaultdict(float)
         self._unrecorded: defaultdict[tuple[int, str], float] = defaultdict(float)
+        self._owed = False
+        """Whether some of them are an owner's."""
         self._flush: asyncio.TimerHandle | None = None
         if database is not None:
-            database.before_begin(self._record)
+            database.before_begin(self._record_owed)
 
     async def start(self) -> None:
         """Takes up today's device seconds from the records."""
@@ -79,6 +82,8 @@ class Quotas:
         """Raises QuotaExceeded if `nbytes` more of that kind are too many: stored ones, or those of one request."""
         if scratch:
             self._check_in_flight(owner, nbytes)
+            return
+        if not owner:
             return
         limit = self._quota_of(owner).stored_bytes
         used = self._stored.get(owner, 0)
@@ -127,6 +132,8 @@ class Quotas:
 
         `retry_after_s`: when a place in the queue is likely to be free.
         """
+        if not owner:
+            return
         quota = self._quota_of(owner)
         if quota.queued_jobs is not None and waiting + more > quota.queued_jobs:
             raise QuotaExceeded(
@@ -150,12 +157,13 @@ class Quotas:
             )
 
     def charge_device(self, owner: str, seconds: float) -> None:
-        """Counts device time: on record no later than any write that is begun after this, and within `_FLUSH_S`."""
+        """Counts device time: on record within `_FLUSH_S`, an owner's no later than any write begun after this."""
         if seconds <= 0:
             return
         entry = (self._today(), owner)
         self._device[entry] += seconds
         self._unrecorded[entry] += seconds
+        self._owed = self._owed or bool(owner)
         if self._database is not None and self._flush is None:
             self._flush = asyncio.get_running_loop().call_later(_FLUSH_S, self._flush_now)
 
@@ -206,11 +214,16 @@ class Quotas:
         self._flush = None
         self._record()
 
+    def _record_owed(self) -> None:
+        if self._owed:
+            self._record()
+
     def _record(self) -> None:
         """Adds what is not on record yet; tried again with the next write if the disk is full."""
         if self._database is None or not self._database.is_open or not self._unrecorded:
             return
         taken, self._unrecorded = self._unrecorded, defaultdict(float)
+        self._owed = False
         rows = [{"owner": owner, "day": day, "seconds": seconds} for (day, owner), seconds in taken.items()]
 
         def recorded(done: asyncio.Future[None]) -> None:
@@ -218,6 +231,7 @@ class Quotas:
                 log.error("device use could not be recorded", exc_info=done.exception())
                 for entry, seconds in taken.items():
                     self._unrecorded[entry] += seconds
+                self._owed = True
 
         def write(db: sqlite3.Connection) -> None:
             db.executemany(_SQL["add_device_use"], rows)

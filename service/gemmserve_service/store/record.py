@@ -38,8 +38,7 @@ class Tags:
 NO_TAGS: Final = Tags()
 
 
-@dataclass(frozen=True, slots=True)
-class ArraySpec:
+class ArraySpec(NamedTuple):
     """Reserved array: `dtype` is a name of `wire.DTYPES`, `order` "C" or "F", `ttl_s` None for ever.
 
     One of `scratch` is no more than this: an array of one request has no row and no expiry, and is gone when released.

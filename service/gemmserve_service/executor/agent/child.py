@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from gemmserve_service.executor.protocol import Compiling, Done, Failed, Kept, Written
+    from gemmserve_service.executor.protocol import Compiling, Done, Failed, Kept, RunBatch, Written
     from gemmserve_service.settings import Settings
 
     FromWorker = Finished | Beat | Compiling | Done | Failed | Written | Kept
@@ -108,7 +108,7 @@ class Control(asyncio.Protocol):
         """Whether the connection is there."""
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, *messages: BaseModel | bytes) -> None:
+    def send(self, *messages: BaseModel | RunBatch | bytes) -> None:
         """Send messages, or whole frames."""
         if self._writer is not None:
             self._writer.write(*[each if isinstance(each, bytes) else encode(each) for each in messages])

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     class Sender(Protocol):
         """The worker's connection."""
 
-        def send(self, *messages: BaseModel | bytes) -> None: ...
+        def send(self, *messages: BaseModel | RunBatch | bytes) -> None: ...
 
     class Front(Protocol):
         """The link."""

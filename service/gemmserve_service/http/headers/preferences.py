@@ -55,10 +55,10 @@ class Preference:
 
     def applied(self, wait_s: float) -> str | None:
         """The value of Preference-Applied when up to `wait_s` seconds were granted; None: nothing was asked for."""
-        granted = ["respond-async"] if self.respond_async else []
-        if self.wait_s is not None:
-            granted.append(f"wait={wait_s:.0f}")
-        return ", ".join(granted) or None
+        waits = None if self.wait_s is None else f"wait={wait_s:.0f}"
+        if not self.respond_async:
+            return waits
+        return "respond-async" if waits is None else f"respond-async, {waits}"
 
 
 NO_PREFERENCE: Final = Preference()

@@ -116,6 +116,8 @@ class AsgiCycle:
             await app(self.scope, self.receive, self.send)
         except BaseException:
             log.exception("Exception in ASGI application")
+        # They hold this in turn, and what counts their bytes holds the scope: a circle of all that the request had.
+        self.scope.pop("extensions", None)
         if self.complete or self.disconnected:
             return
         log.error("an answer was not completed")

@@ -65,6 +65,7 @@ KEEP_ALIVE_S = 15.0
 
 _REQUEST: TypeAdapter[GemmJob | GemmReduceJob | ProgramJob] = TypeAdapter(JobRequest)
 _STEP: TypeAdapter[AnyStep] = TypeAdapter(Step)
+_INFO: Final = TypeAdapter(JobInfo)
 _AT_ONCE: Final = 32
 _TAGS = (*STEP_OPS, "program", VALUE, VIEW)
 
@@ -248,7 +249,7 @@ def seen(job: LiveJob | JobInfo, job_id: str) -> tuple[int, bytes, bytes]:
 
 def _plain(info: JobInfo, more: str = "") -> tuple[bytes, bytes]:
     """Fields of an answer, `more` among them, as lines; and its body, a job."""
-    body = info.model_dump_json().encode()
+    body = _INFO.dump_json(info)
     timing = f"server-timing: {server_timing(info.timings)}\r\n" if info.timings else ""
     length = f"content-length: {len(body)}\r\ncontent-type: application/json\r\n"
     return f"cache-control: no-store\r\n{more}{timing}{length}".encode("ascii"), body

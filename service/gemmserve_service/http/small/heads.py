@@ -12,7 +12,7 @@ import re
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gemmserve.wire import (
     EXCHANGE_HEADER,
@@ -103,8 +103,7 @@ ARRAY: Final = ItemRoute("/v1/arrays/{array_id}")
 _ITEMS: Final = {("GET", "/v1/jobs/"): JOB, ("GET", "/v1/arrays/"): ARRAY, ("DELETE", "/v1/arrays/"): ARRAY}
 
 
-@dataclass(frozen=True, slots=True)
-class Varying:
+class Varying(NamedTuple):
     """Values of a head that are others every time."""
 
     repeats: bytes = b""

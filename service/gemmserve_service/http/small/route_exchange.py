@@ -106,7 +106,7 @@ class SubmissionExchange(RouteExchange):
         """Begin the answer."""
         core, preference = self._path.core, self.head.preference
         wait_s = jobs.granted_s(core, preference)
-        if self._path.tracing is not None or (preference != NO_PREFERENCE and wait_s <= 0):
+        if self._path.tracing is not None or (wait_s <= 0 and preference != NO_PREFERENCE):
             super().take(body)
             return
         try:

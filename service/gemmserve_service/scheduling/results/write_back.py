@@ -241,9 +241,12 @@ class WriteBack:
         """Have operands of a queued task written that keep it from running anywhere. `able`: whether a worker's device
         could run it.
         """
-        away = [pinned for pinned in task.operands.values() if not pinned.at_hand]
-        if not away:
+        for pinned in task.operands.values():
+            if not pinned.at_hand:
+                break
+        else:
             return
+        away = [pinned for pinned in task.operands.values() if not pinned.at_hand]
         for pinned in away:
             if pinned.cold is not None and self._store.tier is not None:
                 pinned.cold.error = None

@@ -7,9 +7,7 @@ rolled back alone. A write that nobody is in a hurry for may wait a little for t
 Transactions are the writer thread's. The event loop commits one itself where that takes less than to wake the thread
 for it and to be woken by it, both of which compete for the interpreter: a few rows that go to the page cache, while the
 thread has nothing to do. Whatever waits for the disk is the thread's: each commit with `durability=power`, else what
-brings the log into the database, and the commit behind that. After one that took long all are, for a while. A write
-that waits for another, but whose rows are known, the event loop may execute ahead: then the transaction is open until
-that comes, and is committed with it, or undone and given to the thread.
+brings the log into the database, and the commit behind that. After one that took long all are, for a while.
 """
 
 from __future__ import annotations
@@ -38,9 +36,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 T = TypeVar("T")
+
+
+class Connection(sqlite3.Connection):
+    """Connection to the file."""
+
+    apart = False
+    """Whether each write of the transaction is undone alone where it fails, and not all of them."""
+
+
 Told = Callable[[Any, BaseException | None], object]
 """Callback for a write's value, or for why it failed."""
-Write = tuple[Callable[["sqlite3.Connection"], Any], "asyncio.Future[Any] | Told"]
+Write = tuple[Callable[[Connection], Any], "asyncio.Future[Any] | Told"]
 Outcome = tuple["asyncio.Future[Any] | Told", Any, BaseException | None]
 
 _MAX_IN_ONE_COMMIT: Final = 256  # bounds how long the first of a burst waits; no measurement behind the figure
@@ -49,6 +56,9 @@ _MAX_LOG_BYTES: Final = 32 << 20
 and whoever writes waits for the thread. A short job's commit writes a dozen pages, mostly the same as the one before:
 eight times SQLite's default, this is after every 700th such commit and not after every 80th, and most of what is
 brought was written over meanwhile."""
+_LOG_BYTES_OF_A_ROW: Final = 16 << 12
+"""Bytes of the log that a row takes at most: the pages that it changes in a table of four levels and three indexes,
+where each is split or merged with its neighbours."""
 _MAX_ROWS_HERE: Final = 64
 """Rows that the event loop writes itself: half a millisecond."""
 _SLOW_S: Final = 0.02
@@ -104,21 +114,19 @@ class Database:
         self._queue: queue.SimpleQueue[tuple[float, list[Write]] | None] = queue.SimpleQueue()
         self._held: list[Write] = []
         """Those that wait for others to share their transaction with."""
-        self._ahead: list[Outcome] = []
-        """Values of the first of them, where those are executed in a transaction that is open."""
         self._timer: asyncio.Handle | None = None
         self._due = math.inf
         """Time at which they are begun (the event loop's clock)."""
         self._before: list[Callable[[], object]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._connection: sqlite3.Connection | None = None
+        self._connection: Connection | None = None
         """Connection that writes: the thread's while that has something to do, else the event loop's."""
         self._rows = 0.0
         """Rows that those in `_held` write."""
         self._begun = 0
         """Batches that the thread has and has not told of."""
         self._log_bytes = 0
-        """Size of the log after the last commit."""
+        """Size of the log after the last commit, or more than that."""
         self._calm_at = 0.0
         """Time from which on the event loop may commit (time.monotonic)."""
         self._thread: threading.Thread | None = None
@@ -169,7 +177,7 @@ class Database:
         """Whether writes are taken."""
         return self._thread is not None
 
-    async def write(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+    async def write(self, fn: Callable[[Connection], T]) -> T:
         """Runs `fn` in a transaction; durable when this returns. Raises what `fn` raised, or StoreFull.
 
         `fn` may be called again, after a rollback, where it raised or another write of its transaction did.
@@ -178,47 +186,23 @@ class Database:
         return await asyncio.shield(self.write_soon(fn))
 
     def write_soon(
-        self,
-        fn: Callable[[sqlite3.Connection], T],
-        *,
-        within_s: float = 0.0,
-        rows: float = math.inf,
-        ahead: bool = False,
+        self, fn: Callable[[Connection], T], *, within_s: float = 0.0, rows: float = math.inf
     ) -> asyncio.Future[T]:
         """Like `write`, for those who need not wait; writes are applied in the order of the calls.
 
         `within_s`: it is begun after so many seconds at the latest, sooner with any write after it. `rows`: how many it
-        writes, if it finds them by their keys and does nothing else; a text of 4 KiB counts as one. `ahead`: the event
-        loop has time for it now, rather than then. Raises DatabaseError.
+        writes, if it finds them by their keys and does nothing else; a text of 4 KiB counts as one. Raises
+        DatabaseError.
         """
         loop = self._open_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._held.append((fn, future))
         self._rows += rows
         self._begin_within(loop, within_s)
-        if ahead and self._rows <= _MAX_ROWS_HERE and self._may_commit():
-            self._execute_ahead()
         return future
 
-    def _execute_ahead(self) -> None:
-        """Execute what waits in a transaction that stays open; nothing has happened where anything is in the way."""
-        assert self._connection is not None
-        try:
-            if not self._ahead:
-                self._connection.execute("BEGIN IMMEDIATE")
-            for fn, told in self._held[len(self._ahead) :]:
-                self._ahead.append((told, _applied(fn, self._connection), None))
-        except Exception:  # whoever commits finds it too, and says what is wrong
-            self._undo_ahead()
-
-    def _undo_ahead(self) -> None:
-        assert self._connection is not None
-        self._ahead = []
-        if self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
-
     def write_then(
-        self, fn: Callable[[sqlite3.Connection], Any], told: Told, *, within_s: float = 0.0, rows: float = math.inf
+        self, fn: Callable[[Connection], Any], told: Told, *, within_s: float = 0.0, rows: float = math.inf
     ) -> None:
         """Like `write_soon`; `told(value, error)` is called in the event loop once it is known what came of it, after
         the callbacks of the futures of the same transaction. For what is done many times a millisecond: a future for
@@ -275,10 +259,7 @@ class Database:
         if self._held:
             held, self._held = self._held, []
             rows, self._rows = self._rows, 0.0
-            here = rows <= _MAX_ROWS_HERE and self._may_commit()
-            if self._ahead and not here:
-                self._undo_ahead()
-            if not here or not self._committed(held):
+            if rows > _MAX_ROWS_HERE or not self._may_commit() or not self._committed(held, rows):
                 self._give(rows, held)
 
     def _may_commit(self) -> bool:
@@ -292,14 +273,15 @@ class Database:
             and time.monotonic() >= self._calm_at
         )
 
-    def _committed(self, held: list[Write]) -> bool:
+    def _committed(self, held: list[Write], rows: float) -> bool:
         """Commit writes in the event loop; return False where anything is in the way: the thread sees to that."""
         assert self._loop is not None
         assert self._connection is not None
         began = time.monotonic()
-        ahead, self._ahead = self._ahead, []
-        outcomes = _commit_at_once(self._connection, held, ahead)
-        self._note(time.monotonic() - began, self._size_of_log())
+        outcomes = _commit_at_once(self._connection, held)
+        # Near the limit the log is looked at, and not after each of several hundred commits a second.
+        log_bytes = self._log_bytes + _LOG_BYTES_OF_A_ROW * (1 + int(rows))
+        self._note(time.monotonic() - began, self._size_of_log() if log_bytes > _MAX_LOG_BYTES else log_bytes)
         if outcomes is not None:
             _resolve(self._loop, outcomes)
             if self._log_bytes > _MAX_LOG_BYTES:
@@ -319,7 +301,7 @@ class Database:
 
     def _size_of_log(self) -> int:
         try:
-            return os.stat(self._log).st_size  # noqa: PTH116 (several hundred times a second)
+            return os.stat(self._log).st_size  # noqa: PTH116 (a string)
         except OSError:
             return 0
 
@@ -337,8 +319,10 @@ class Database:
             raise DatabaseError("the database is not open")
         return await self._loop.run_in_executor(self._reader, fn, connection)
 
-    def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=10)
+    def _connect(self) -> Connection:
+        connection = sqlite3.connect(
+            self.path, isolation_level=None, check_same_thread=False, timeout=10, factory=Connection
+        )
         connection.row_factory = sqlite3.Row
         try:
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
@@ -351,7 +335,7 @@ class Database:
             raise
         return connection
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self) -> Connection:
         try:
             connection = self._connect()
             try:
@@ -374,7 +358,7 @@ class Database:
             log.info("%s: schema brought to version %d", self.path.name, applied[-1])
         connection.execute("PRAGMA busy_timeout = 0")  # the event loop waits for nobody; the thread does, by `_begin`
 
-    def _run(self, connection: sqlite3.Connection) -> None:
+    def _run(self, connection: Connection) -> None:
         open_ = True
         while open_:
             batch: list[Write] = []
@@ -441,14 +425,13 @@ def _begin(connection: sqlite3.Connection) -> None:
             return
 
 
-def _commit_at_once(connection: sqlite3.Connection, batch: list[Write], ahead: list[Outcome]) -> list[Outcome] | None:
-    """One transaction for the whole batch; `ahead`: values of the first, which are executed in one that is open. None:
-    nothing has happened, for something raised or somebody has locked the file.
+def _commit_at_once(connection: Connection, batch: list[Write]) -> list[Outcome] | None:
+    """One transaction for the whole batch. None: nothing has happened, for something raised or somebody has locked the
+    file.
     """
     try:
-        if not ahead:
-            connection.execute("BEGIN IMMEDIATE")
-        outcomes = ahead + [(told, _applied(fn, connection), None) for fn, told in batch[len(ahead) :]]
+        connection.execute("BEGIN IMMEDIATE")
+        outcomes: list[Outcome] = [(told, _applied(fn, connection), None) for fn, told in batch]
         connection.execute("COMMIT")
     except Exception:  # the thread runs them again, and says what is wrong
         if connection.in_transaction:
@@ -457,7 +440,7 @@ def _commit_at_once(connection: sqlite3.Connection, batch: list[Write], ahead: l
     return outcomes
 
 
-def _commit(connection: sqlite3.Connection, batch: list[Write]) -> list[Outcome]:
+def _commit(connection: Connection, batch: list[Write]) -> list[Outcome]:
     """One transaction for the whole batch. Where a function raises, all run again, each with a savepoint, which it
     loses alone: that hardly ever happens, and savepoints are half of a short write.
     """
@@ -475,7 +458,7 @@ def _commit(connection: sqlite3.Connection, batch: list[Write]) -> list[Outcome]
     return outcomes
 
 
-def _applied(fn: Callable[[sqlite3.Connection], T], connection: sqlite3.Connection) -> T | None:
+def _applied(fn: Callable[[Connection], T], connection: Connection) -> T | None:
     """Return what a write gives; None in the place of a cursor, which ends here: in the event loop's thread it would
     reset its statement, which is the connection's, while this thread runs that again for other rows.
     """
@@ -483,8 +466,9 @@ def _applied(fn: Callable[[sqlite3.Connection], T], connection: sqlite3.Connecti
     return None if isinstance(value, sqlite3.Cursor) else value
 
 
-def _commit_apart(connection: sqlite3.Connection, batch: list[Write]) -> list[Outcome]:
+def _commit_apart(connection: Connection, batch: list[Write]) -> list[Outcome]:
     outcomes: list[Outcome] = []
+    connection.apart = True
     try:
         _begin(connection)
         for fn, told in batch:
@@ -502,6 +486,8 @@ def _commit_apart(connection: sqlite3.Connection, batch: list[Write]) -> list[Ou
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         return [(told, None, _translate(error)) for _, told in batch]
+    finally:
+        connection.apart = False
     return outcomes
 
 

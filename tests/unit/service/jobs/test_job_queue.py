@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -11,9 +12,11 @@ from memory_queue import MemoryQueue
 
 from gemmserve_service.jobs.idempotency import RememberedKey
 from gemmserve_service.jobs.job_queue import NewJob, NotOnRecord, SqliteQueue
+from gemmserve_service.runtime import clock
 from gemmserve_service.runtime.ids import new_id
 from gemmserve_service.schemas import ArrayInfo, GemmJob, JobInfo, JobState, Problem, ProgramJob, StepInfo, Timings
 from gemmserve_service.store.catalog import to_row
+from gemmserve_service.store.database.database import load_sql
 
 ADAPTERS = {"sqlite": SqliteQueue, "memory": MemoryQueue}
 MOMENT = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -269,6 +272,125 @@ async def test_an_end_does_not_overtake_its_job(queue, add):
     ends.append(queue.finish(moved(second, JobState.CANCELLED, finished_at=MOMENT), [], within_s=0))
     await asyncio.gather(*ends)
     assert (await queue.get(second.id)).state == JobState.CANCELLED
+
+
+@pytest.fixture
+def statements(database):
+    """What is executed by whom writes, once it is called."""
+    seen = []
+
+    async def trace():
+        await database.write(lambda db: db.set_trace_callback(seen.append))
+        seen.clear()
+        return seen
+
+    return trace
+
+
+def new_job(**fields):
+    request = GemmJob(op="gemm", a=new_id("arr"), b=new_id("arr"))
+    info = JobInfo(id=new_id("job"), state=JobState.QUEUED, op="gemm", created_at=MOMENT, request={}, **fields)
+    return info, NewJob(info, request.model_dump_json())
+
+
+async def test_a_job_that_ends_before_it_is_on_record_is_written_once(database, store, statements):
+    queue, seen = SqliteQueue(database, store), await statements()
+    (ended, first), (waits, second) = new_job(), new_job()
+    insert = queue.insert([first, second], None, within_s=3600)
+    end = moved(ended, JobState.FAILED, finished_at=MOMENT, error=Problem(type="/x", title="X", status=422, detail="y"))
+    await queue.finish(end, [array_row()])
+    await insert
+    assert [statement.split()[0] for statement in seen] == ["BEGIN", "INSERT", "INSERT", "INSERT", "COMMIT"]
+    found = await queue.get(ended.id)
+    assert found.model_copy(update={"request": {}}) == end
+    assert (await queue.get(waits.id)).state == JobState.QUEUED
+    await queue.finish(moved(waits, JobState.CANCELLED, finished_at=MOMENT), [])
+    assert (await queue.get(waits.id)).state == JobState.CANCELLED
+
+
+async def test_a_job_is_on_record_though_its_end_could_not_be_written_with_it(database, store):
+    """The result has the id of an array that there is."""
+    queue, taken = SqliteQueue(database, store), array_row()
+    await database.write(lambda db: store.insert_rows(db, [taken]))
+    info, row = new_job()
+    insert = queue.insert([row], None, within_s=3600)
+    end = queue.finish(moved(info, JobState.SUCCEEDED, finished_at=MOMENT), [taken])
+    outcomes = await asyncio.gather(insert, end, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [type(None), sqlite3.IntegrityError]
+    assert (await queue.get(info.id)).state == JobState.QUEUED
+    await queue.finish(moved(info, JobState.SUCCEEDED, finished_at=MOMENT), [])
+    assert (await queue.get(info.id)).state == JobState.SUCCEEDED
+
+
+async def test_an_end_whose_job_cannot_be_put_on_record_is_told_so(database, store):
+    queue = SqliteQueue(database, store)
+    info, row = new_job()
+    await queue.insert([row], None)
+    insert = queue.insert([row], None, within_s=3600)  # that id is taken
+    unknown, other = new_job()
+    with_it = queue.insert([other, row], None, within_s=3600)
+    ends = [queue.finish(moved(each, JobState.CANCELLED, finished_at=MOMENT), []) for each in (unknown, info)]
+    outcomes = await asyncio.gather(insert, with_it, *ends, return_exceptions=True)
+    kinds = [type(outcome) for outcome in outcomes]
+    assert kinds == [sqlite3.IntegrityError, sqlite3.IntegrityError, NotOnRecord, type(None)]
+    assert await queue.get(unknown.id) is None
+    assert (await queue.get(info.id)).state == JobState.CANCELLED
+
+
+@pytest.mark.parametrize("owner", ["", "somebody"])
+@pytest.mark.parametrize("state", [None, JobState.SUCCEEDED, JobState.FAILED])
+async def test_pages_are_read_by_an_index_and_in_its_order(database, store, statements, state, owner):
+    queue, plans = SqliteQueue(database, store), []
+    read = database.read
+
+    async def explained(fn):
+        def explain(db):
+            db.set_trace_callback(seen.append)
+            rows = fn(db)
+            db.set_trace_callback(None)
+            plans.extend(row["detail"] for row in db.execute(f"EXPLAIN QUERY PLAN {seen[0]}"))
+            return rows
+
+        seen = []
+        return await read(explain)
+
+    database.read = explained
+    await queue.page(state=state, limit=9, before=None, owner=owner)
+    (plan,) = plans
+    if state is JobState.FAILED:
+        assert "USING INDEX jobs_not_succeeded (state=? AND id<?)" in plan
+    elif owner:
+        assert "USING INDEX jobs_of_owners (owner=? AND id<?)" in plan
+    else:
+        assert "USING PRIMARY KEY (id<?)" in plan
+
+
+async def test_what_is_looked_for_at_a_start_and_to_be_forgotten_is_found_by_an_index(database):
+    for name, found in {
+        "recover": "USING COVERING INDEX jobs_not_succeeded (state=?)",
+        "unfinished": "USING INDEX jobs_not_succeeded (state=?)",
+        "purge": "USING PRIMARY KEY (id>? AND id<?)",
+    }.items():
+
+        def plan(db, name=name):
+            fields = {"after": "", "until": "", "before": 0.0}
+            return [row["detail"] for row in db.execute(f"EXPLAIN QUERY PLAN {load_sql('jobs')[name]}", fields)]
+
+        assert found in (await database.read(plan))[0]
+
+
+async def test_jobs_of_a_time_that_is_still_to_come_are_forgotten(database, store, monkeypatch):
+    """The clock was set back when they had been made, and the moments on record went along."""
+    queue, (info, row) = SqliteQueue(database, store), new_job()
+    await queue.insert([row], None)
+    await queue.finish(moved(info, JobState.SUCCEEDED, finished_at=datetime.now(UTC)), [])
+    year_s = 365 * 86_400.0
+    await queue.shift(-year_s)
+    monkeypatch.setattr(clock, "time", lambda: time.time() - year_s)
+    await queue.purge(jobs_before=clock.time() - 60, keys_before=0)
+    assert await queue.get(info.id) is not None
+    await queue.purge(jobs_before=clock.time() + 60, keys_before=0)
+    assert await queue.get(info.id) is None
 
 
 async def test_an_end_is_told_to_whoever_wants_no_future(queue, add):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from gemmserve_service.errors import (
 )
 from gemmserve_service.executor.protocol import Compiling
 from gemmserve_service.jobs.core import Core
+from gemmserve_service.jobs.live_jobs import LiveJob
 from gemmserve_service.runtime.ids import new_id
 from gemmserve_service.schemas import GemmParams, GemmReduceJob, JobState
 
@@ -372,6 +374,22 @@ async def test_a_callback_waits_as_a_coroutine_does(core, fake, gemm, a, eventua
 
 async def anext_all(iterator):
     return [item async for item in iterator]
+
+
+async def test_jobs_that_were_waited_for_are_not_left_to_the_garbage_collector(core, fake, gemm, a):
+    gc.collect()  # what other tests have left
+    gc.disable()
+    try:
+        for _ in range(3):
+            told = asyncio.Event()
+            ((live,), _) = await core.jobs.accept([gemm(a, a)], None, "", waits=True, several=False)
+            core.jobs.when_over(live, 3600, told.set)
+            fake.done()
+            await told.wait()
+            del live
+        assert sum(isinstance(each, LiveJob) for each in gc.get_objects()) <= 1, "the queue has the last one"
+    finally:
+        gc.enable()
 
 
 async def test_listing(core, fake, gemm, a):

@@ -117,11 +117,12 @@ async def test_a_full_queue_takes_none_of_too_many(make_core, make_settings, fak
     assert len((await core.jobs.submit_many([gemm(a, a)] * 4))[0]) == 4
 
 
-async def test_a_quota_of_jobs_counts_them_all(core, gemm, a, monkeypatch):
+async def test_a_quota_of_jobs_counts_them_all(core, gemm, put, monkeypatch):
+    a = await put(core.store, A, owner="me")
     monkeypatch.setattr(core.quotas, "_quota_of", lambda _: Quota(queued_jobs=3))
     with pytest.raises(QuotaExceeded):
-        await core.jobs.submit_many([gemm(a, a)] * 4)
-    assert len((await core.jobs.submit_many([gemm(a, a)] * 3))[0]) == 3
+        await core.jobs.submit_many([gemm(a, a)] * 4, owner="me")
+    assert len((await core.jobs.submit_many([gemm(a, a)] * 3, owner="me"))[0]) == 3
 
 
 async def test_the_bytes_of_all_count(make_core, make_settings, fake, gemm, put):

@@ -28,6 +28,16 @@ def test_ids_of_one_process_are_in_the_order_of_their_making(at):
     assert made[1][4:14] == made[0][4:14] < made[2][4:14]
 
 
+@pytest.mark.parametrize("cell", [0, 7])
+def test_the_first_id_of_a_moment_is_between_those_before_and_those_from_then_on(at, cell):
+    moments = [10**12 - 1, 10**12, 10**12 + 1]
+    at(moments)
+    before, then, later = [ids.new_id("job", cell) for _ in moments]
+    assert before < ids.first_id("job", 1e9) < then < ids.first_id("job", 1e9 + 0.001) < later
+    assert ids.first_id("job", -1e12) == ids.first_id("job", 0.0) < before
+    assert ids.first_id("job", 1e12) > later
+
+
 @pytest.mark.parametrize("prefix", ["arr", "job", "upl"])
 def test_cell_0_leaves_its_number_out(prefix):
     assert re.fullmatch(rf"{prefix}_[0-9a-hjkmnp-tv-z]{{26}}", ids.new_id(prefix))

@@ -115,7 +115,7 @@ def test_a_lost_worker_is_neither_open_nor_idle_and_has_no_copies(fleet, workers
     fleet.copies_changed(workers[0], ["x"], [])
     workers[0].ready = False
     fleet.lost(workers[0], 0)
-    assert (fleet.take_open(), fleet.idle, fleet.has_copies) == (None, 0, False)
+    assert (fleet.take_open(), fleet.idle, fleet.others_have_copies(workers[1])) == (None, 0, False)
     fleet.open(workers[0])
     assert fleet.take_open() is None
     ready(fleet, workers[0])
@@ -170,7 +170,9 @@ class Copies(RuleBasedStateMachine):
             of_each = [sum(sizes[name] for name in wanted if name in held) for held in self.held]
             assert [self.fleet.copied(operands, worker) for worker in self.workers] == of_each
             assert self.fleet.most_copied(operands) == max(of_each)
-        assert self.fleet.has_copies == any(self.held)
+        for place, worker in enumerate(self.workers):
+            elsewhere = any(held for other, held in enumerate(self.held) if other != place)
+            assert self.fleet.others_have_copies(worker) == elsewhere
 
 
 TestCopies = Copies.TestCase

@@ -90,7 +90,7 @@ async def test_nobody_waits_for_a_device_that_is_gone_or_for_little(core, fake, 
     assert len(fake.running("cuda:0")) == 1
     fake.done("cuda:0")
     fake.hello("cuda:1")
-    assert not core.scheduler.fleet.has_copies, "it began anew"
+    assert not core.scheduler.fleet.others_have_copies(fake.fleet["cuda:0"]), "it began anew"
     monkeypatch.setattr(links, "DEFAULT_RATE", 1e12)
     say(fake, "cuda:1", came=[a.id])
     await core.jobs.submit(gemm(a, a))
@@ -111,7 +111,7 @@ async def test_arrays_that_are_gone_are_nowhere(core, fake, put):
     a = await put(core.store, A)
     say(fake, "cuda:1", came=[a.id])
     await core.store.delete(a.id)
-    assert not core.scheduler.fleet.has_copies
+    assert not core.scheduler.fleet.others_have_copies(fake.fleet["cuda:0"])
 
 
 async def test_what_is_computed_again_goes_to_who_computes_it_in_the_same_way(core, fake, put, gemm, monkeypatch):

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import math
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -437,7 +436,7 @@ async def test_several_are_reserved_like_one_after_the_other(store, deferred):
         for length in (5000, 0, 70_000, 5000)
     ]
     for upload, other in zip(uploads, one, strict=True):
-        assert replace(upload.spec, id="") == replace(other.spec, id="")
+        assert upload.spec._replace(id="") == other.spec._replace(id="")
         assert (upload.extent is None) == (other.extent is None)
     assert len({upload.spec.id for upload in uploads}) == 4
     assert store.used_bytes == store.quotas.stored_bytes("me") == 2 * 80_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gemmserve_service.errors import QuotaExceeded, StorageQuotaExceeded
+from gemmserve_service.store import quotas as quotas_module
 from gemmserve_service.store.database.database import Database
 from gemmserve_service.store.quotas import Quotas
 from gemmserve_service.tenancy.api_keys import Quota
@@ -122,6 +123,20 @@ async def test_device_seconds_are_on_record_before_what_is_written_after(databas
         other = Quotas(database=database, clock=clock)
         await other.start()
         assert other.device_seconds("a") == quotas.device_seconds("a")
+
+
+async def test_seconds_that_nobody_is_charged_with_cost_no_commit_anything(database, clock, monkeypatch):
+    monkeypatch.setattr(quotas_module, "_FLUSH_S", 3600.0)
+    quotas, other = Quotas(database=database, clock=clock), Quotas(database=database, clock=clock)
+    await quotas.start()
+    quotas.charge_device("", 1.5)
+    await database.write(lambda db: db.execute("SELECT 1"))
+    await other.start()
+    assert other.device_seconds("") == 0.0
+    quotas.charge_device("a", 1.0)
+    await database.write(lambda db: db.execute("SELECT 1"))
+    await other.start()
+    assert other.device_seconds("") == 2.5
 
 
 async def test_one_shot_seconds_are_on_record_soon_and_at_the_end(database, clock, monkeypatch):

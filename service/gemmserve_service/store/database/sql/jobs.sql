@@ -2,6 +2,12 @@
 INSERT INTO jobs (id, op, state, request, created_at, deadline_at, owner, trace)
 VALUES (:id, :op, 'queued', :request, :created_at, :deadline_at, :owner, :trace)
 
+-- name: insert_ended
+INSERT INTO jobs (id, op, state, request, created_at, deadline_at, owner, trace, attempt, started_at, finished_at, result,
+    error, timings, algorithm, residual, mismatch, elements, steps)
+VALUES (:id, :op, :state, :request, :created_at, :deadline_at, :owner, :trace, :attempt, :started_at, :finished_at, :result,
+    :error, :timings, :algorithm, :residual, :mismatch, :elements, :steps)
+
 -- name: start
 UPDATE jobs SET state = 'running', attempt = :attempt, started_at = :started_at
 WHERE id = :id AND state IN ('queued', 'running')
@@ -17,10 +23,10 @@ UPDATE jobs SET state = :state, attempt = :attempt, started_at = :started_at, fi
 WHERE id = :id AND state IN ('queued', 'running')
 
 -- name: recover
-UPDATE jobs SET state = 'queued', started_at = NULL WHERE state = 'running'
+UPDATE jobs SET state = 'queued', started_at = NULL WHERE state = 'running' AND state <> 'succeeded'
 
 -- name: unfinished
-SELECT * FROM jobs WHERE state IN ('queued', 'running') ORDER BY id
+SELECT * FROM jobs WHERE state IN ('queued', 'running') AND state <> 'succeeded' ORDER BY id
 
 -- name: get
 SELECT * FROM jobs WHERE id = :id
@@ -30,23 +36,8 @@ SELECT id, op, state, attempt, created_at, started_at, finished_at, result, erro
     elements, owner, trace, NULL AS steps, CASE op WHEN 'program' THEN NULL ELSE request END AS request
 FROM jobs WHERE id < :before ORDER BY id DESC LIMIT :limit
 
--- name: page_of_state
-SELECT id, op, state, attempt, created_at, started_at, finished_at, result, error, timings, algorithm, residual, mismatch,
-    elements, owner, trace, NULL AS steps, CASE op WHEN 'program' THEN NULL ELSE request END AS request
-FROM jobs WHERE state = :state AND id < :before ORDER BY id DESC LIMIT :limit
-
--- name: page_of_owner
-SELECT id, op, state, attempt, created_at, started_at, finished_at, result, error, timings, algorithm, residual, mismatch,
-    elements, owner, trace, NULL AS steps, CASE op WHEN 'program' THEN NULL ELSE request END AS request
-FROM jobs WHERE owner = :owner AND id < :before ORDER BY id DESC LIMIT :limit
-
--- name: page_of_owner_and_state
-SELECT id, op, state, attempt, created_at, started_at, finished_at, result, error, timings, algorithm, residual, mismatch,
-    elements, owner, trace, NULL AS steps, CASE op WHEN 'program' THEN NULL ELSE request END AS request
-FROM jobs WHERE owner = :owner AND state = :state AND id < :before ORDER BY id DESC LIMIT :limit
-
 -- name: purge
-DELETE FROM jobs WHERE finished_at < :before
+DELETE FROM jobs WHERE id > :after AND id < :until AND finished_at < :before
     AND id NOT IN (SELECT job FROM arrays WHERE written = 0 AND job IS NOT NULL)
 
 -- name: succeeded

@@ -487,7 +487,8 @@ async def test_answers_of_another_links_task_change_nothing(joined, make_node, p
     other.say(Kept(came=["arr_unknown"], used=1))
     await heartbeat(other, joined)
     assert (await joined.jobs.wait(info.id, 0)).state == JobState.RUNNING
-    assert not joined.scheduler.fleet.has_copies
+    fleet = joined.scheduler.fleet
+    assert not any(map(fleet.others_have_copies, joined.executor.workers()))
 
 
 async def test_a_cancelled_task_is_told_and_answered_without_bytes(joined, make_node, put, gemm):

@@ -14,7 +14,7 @@ from works import packed, unpacked
 from gemmserve_kernels import Operand
 from gemmserve_service import products
 from gemmserve_service.errors import JobCancelled, StepInvalid, describe
-from gemmserve_service.executor.protocol import ArrayRef, RunBatch
+from gemmserve_service.executor.protocol import TO_WORKER, ArrayRef, encode
 from gemmserve_service.executor.worker.backend import HostArray
 from gemmserve_service.executor.worker.host import values as host_values
 from gemmserve_service.executor.worker.host.backend import CpuBackend
@@ -453,7 +453,7 @@ def test_a_task(message, random):
     arrays = {A: random(8, 8)}
     program = compiled(arrays, gemm("x2", A, A), reduction("y", "$x2", A, reduce=["absmax", "argmax"]))
     task, places = message(program, arrays, verify=True)
-    done = Runner(CpuBackend()).run(unpacked(RunBatch.model_validate_json(packed(task).model_dump_json()))[0])
+    done = Runner(CpuBackend()).run(unpacked(TO_WORKER.validate_json(encode(packed(task))[4:]))[0])
     assert (done.kind, done.algorithm) == ("done", "numpy")
     assert [(step.id, step.algorithm) for step in done.steps] == [("x2", "numpy"), ("y", "numpy")]
     assert done.timings.kernel_s == pytest.approx(sum(step.kernel_s for step in done.steps))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -65,6 +67,27 @@ async def answer(cycle, *bodies, status=200, headers=()):
     await cycle.send({"type": "http.response.start", "status": status, "headers": list(headers)})
     for number, body in enumerate(bodies, start=1):
         await cycle.send({"type": "http.response.body", "body": body, "more_body": number < len(bodies)})
+
+
+async def test_what_was_answered_is_not_left_to_the_garbage_collector():
+    async def app(scope, receive, send):
+        for each in scope["extensions"].values():
+            each.on_bytes = lambda _, scope=scope: None  # as the middleware's, which holds the scope
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    gc.collect()
+    gc.disable()
+    try:
+        cycle = cycle_of()
+        await cycle.run(app)
+        gone = weakref.ref(cycle)
+        cycle.finished.clear()
+        del cycle
+        await asyncio.sleep(0)  # the writer's flush of the head
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 async def test_the_scope():

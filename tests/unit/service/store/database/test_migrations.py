@@ -134,6 +134,23 @@ def test_programs_of_the_time_before_beta_was_1_by_default_mean_what_they_meant(
     assert json.loads(found[JOB]) == program
 
 
+def test_jobs_of_a_database_with_more_indexes_are_in_those_that_there_are_now():
+    connection = connect(":memory:")
+    migrate(connection, [step for step in migrations() if step.version < 250])
+    insert = "INSERT INTO jobs (id, op, state, request, created_at, owner) VALUES (?, 'gemm', ?, '{}', 0, ?)"
+    jobs = [("job_1", "succeeded", ""), ("job_2", "failed", ""), ("job_3", "succeeded", "a"), ("job_4", "queued", "a")]
+    connection.executemany(insert, jobs)
+    migrate(connection)
+    indexes = connection.execute("SELECT name FROM sqlite_master WHERE type = 'index' AND tbl_name = 'jobs'")
+    assert {row["name"] for row in indexes} - {"sqlite_autoindex_jobs_1"} == {"jobs_not_succeeded", "jobs_of_owners"}
+    for index, condition, found in (
+        ("jobs_not_succeeded", "state <> 'succeeded'", ["job_2", "job_4"]),
+        ("jobs_of_owners", "owner <> ''", ["job_3", "job_4"]),
+    ):
+        rows = connection.execute(f"SELECT id FROM jobs INDEXED BY {index} WHERE {condition} ORDER BY id")
+        assert [row["id"] for row in rows] == found
+
+
 def test_a_step_that_fails_leaves_the_version_before_it_whole():
     connection = connect(":memory:")
     good = Migration(1, "good", ("CREATE TABLE one (x)",))
