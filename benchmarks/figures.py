@@ -179,6 +179,7 @@ CALLS = [
 """What a call is, and its row."""
 
 
+SINGLE = ("float32", "complex64")
 SHOWN = ("dominant-term", "positive", "exp-1n", "normal", "spike by nothing")
 
 
@@ -191,6 +192,19 @@ def ways_with_a_dominant_term():
         cells = [f"{own[kind]['error']:.1f} ({own[kind]['rule']:.1f})" for kind in SHOWN]
         norm = f"{own['normal']['norm'] * 1e7:.2f}e-7"
         lines.append(f"| {name} | {' | '.join(cells)} | {norm} | {own['normal']['cost']} |")
+    return "\n".join(["", *lines, "", ""])
+
+
+def dominated_on_a_device():
+    """Return a table of the worst errors of elements that one term dominates, of 32-bit data, beside cuBLAS's."""
+    rows = [row for row in report("accuracy-dominant-term-nvidia-h200")["rows"] if row["dtype"] in SINGLE]
+    modes = ("auto", "3xfp16", "6xbf16", "fp32")
+    lines = [f"| dtype | m x n x k | cuBLAS | {' | '.join(f'`{mode}`' for mode in modes)} |", "|---" * 7 + "|"]
+    for dtype, k, m, n in sorted({tuple(row[name] for name in ("dtype", "k", "m", "n")) for row in rows}):
+        own = {row["mode"]: row for row in rows if (row["dtype"], row["k"], row["m"], row["n"]) == (dtype, k, m, n)}
+        vendor = max(row["vendor"] for row in own.values())
+        cells = [f"{own[mode]['error']:.1f}" if mode in own else "" for mode in modes]
+        lines.append(f"| {dtype} | {m} x {n} x {k} | {vendor:.1f} | {' | '.join(cells)} |")
     return "\n".join(["", *lines, "", ""])
 
 
@@ -450,6 +464,7 @@ FIGURES = {
         kernel("gemmserve", "gemm_reduce", "256 x 512 x 512 x 64", label="absmax")["seconds"], 2
     ),
     "dominant-term": ways_with_a_dominant_term,
+    "dominant-term.device": dominated_on_a_device,
     "dominant-term.served-64": lambda: still_served(64, 64),
     "dominant-term.served-256": lambda: still_served(64, 256),
     "calls": calls,
