@@ -148,7 +148,7 @@ DOUBLE_SHOWN = {
 
 def double_beside_emulation():
     """Return the table of products in double precision beside a newer cuBLAS that emulates them."""
-    rows = report("second-wave-nvidia-h100")["rows"]
+    rows = report("second-wave-nvidia-h200")["rows"]
     lines = ["| | ms | error | worst element, u |", "|---|---|---|---|"]
     for dtype, n in (("complex128", 8192), ("complex128", 4096), ("complex128", 2048), ("float64", 8192)):
         for row in rows:
@@ -156,6 +156,13 @@ def double_beside_emulation():
                 cells = (digits(row["seconds"] * 1e3, 3), f"{row['rel_fro']:.1e}", digits(row["element"], 2))
                 lines.append(f"| {dtype} {n}³, {DOUBLE_SHOWN[row['who']]} | {' | '.join(cells)} |")
     return "\n\n" + "\n".join(lines) + "\n\n"
+
+
+def spikes_beside_emulation():
+    """Return how many times as long as `auto` a newer cuBLAS's dynamic emulation takes for data with spikes."""
+    rows = [row for row in report("second-wave-nvidia-h200")["rows"] if row["init"] == "spikes"]
+    own, other = (row["seconds"] for who in ("gemmserve", "newest cuBLAS dynamic") for row in rows if row["who"] == who)
+    return digits(other / own, 2)
 
 
 def auto_beside_the_best():
@@ -456,6 +463,7 @@ FIGURES = {
     "cluster.chaos": cluster_cuts,
     "compression": compression,
     "kernels": compared,
+    "kernels.spikes": spikes_beside_emulation,
     "kernels.double": double_beside_emulation,
     "kernels.auto-beside-best": auto_beside_the_best,
     "kernels.headline": lambda: milliseconds(kernel("gemmserve", "headline", HEADLINE)["seconds"], 2),

@@ -151,7 +151,7 @@ def test_skinny_products_are_estimated_from_others(shape):
     assert found == pytest.approx(dict(TIMED)[shape]["fused"] / 1e3, rel=0.3 if k <= 512 else 1 / 7)
 
 
-@pytest.mark.parametrize("report", ["second-wave-nvidia-h100.json", "kernels-nvidia-h200.json"])
+@pytest.mark.parametrize("report", ["second-wave-nvidia-h200.json", "kernels-nvidia-h200.json"])
 def test_the_fastest_of_each_report_is_taken(report):
     rows = json.loads((REPORTS / report).read_text(encoding="utf-8"))["rows"]
     cases: dict[tuple, dict[str, float]] = {}
