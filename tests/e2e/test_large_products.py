@@ -153,6 +153,7 @@ def test_on_two_devices_with_results_of_others_as_operands(tmp_path, operands) -
         "PYTHONPATH": python_path(SUPPORT / "device_on_host", SUPPORT / "cupy_on_numpy"),
         "CUPY_ON_NUMPY_DEVICES": "2",
         "CUPY_ON_NUMPY_SHARED": str(tmp_path / "memory"),
+        "GEMMSERVE_PEER_COPIES": "always",
         "GEMMSERVE_LOG_LEVEL": "debug",
         "GEMMSERVE_DEVICE": "cuda:0,cuda:1",
         "GEMMSERVE_BLOCK_SIDE": str(SIDE),

@@ -24,7 +24,7 @@ from gemmserve_service.executor.worker.blocks.gridded import grid_of
 from gemmserve_service.executor.worker.blocks.panel_table import PanelsFile
 from gemmserve_service.executor.worker.cuda import backend as cuda
 from gemmserve_service.executor.worker.cuda import copies, peer_link, pinned_ring
-from gemmserve_service.executor.worker.overlap import Overlap
+from gemmserve_service.executor.worker.overlap.overlap import Overlap
 from gemmserve_service.executor.worker.runner import Runner
 from gemmserve_service.executor.worker.unpack import Run
 from gemmserve_service.schemas import GemmParams
