@@ -22,22 +22,15 @@ GEMM_DEVICE Quotient divide(Long x, Long by) {
 }
 
 // Blocks that run together walk down GROUP rows of tiles before they move right, so that their operands stay in L2
-// (the grouped order of Triton's matrix multiplication tutorial). A tile of a matrix by its number there: its row of tiles
-// is the remainder.
-template <int GROUP>
-GEMM_DEVICE Quotient tile_of_matrix(Long number, Long tiles_m, Long tiles_n) {
-    if (tiles_m <= GROUP) return divide(number, tiles_m);
-    const Quotient group = divide(number, GROUP * tiles_n);
-    const Long first = group.quotient * GROUP;
-    const Long height = tiles_m - first < GROUP ? tiles_m - first : GROUP;
-    const Quotient in_group = divide(group.remainder, height);
-    return {in_group.quotient, first + in_group.remainder};
-}
+// (the grouped order of Triton's matrix multiplication tutorial).
 template <int GROUP>
 GEMM_DEVICE TileCoordinate tile_of(Long number, Long tiles_m, Long tiles_n) {
     const Quotient batch = divide(number, tiles_m * tiles_n);
-    const Quotient tile = tile_of_matrix<GROUP>(batch.remainder, tiles_m, tiles_n);
-    return {batch.quotient, tile.remainder, tile.quotient};
+    const Quotient group = divide(batch.remainder, GROUP * tiles_n);
+    const Long first = group.quotient * GROUP;
+    const Long height = tiles_m - first < GROUP ? tiles_m - first : GROUP;
+    const Quotient in_group = divide(group.remainder, height);
+    return {batch.quotient, first + in_group.remainder, in_group.quotient};
 }
 
 // Element offset of a matrix of the batch; the last dimension runs fastest.

@@ -40,6 +40,13 @@ GEMM_DEVICE void arrive(Address barrier, int thread) {
     if (thread % 32 == 0) barrier_arrive(barrier);
 }
 
+// A tile of a matrix by its number there, in the order of `tile_of`: its row of tiles is the remainder.
+GEMM_DEVICE Quotient tile_of_matrix(Long number, Long tiles_m, Long tiles_n) {
+    if (tiles_m <= GEMM_RASTER) return divide(number, tiles_m);
+    const TileCoordinate where = tile_of<GEMM_RASTER>(number, tiles_m, tiles_n);
+    return {where.tile_n, where.tile_m};
+}
+
 // A part of k of a tile.
 struct Item {
     int split;
@@ -92,7 +99,7 @@ struct Item {
     GEMM_DEVICE void find(const GemmParams& gemm) {
         tile_m = tile_n = 0;
         if (gemm.tiles_m * gemm.tiles_n == 1) return;
-        const Quotient where = tile_of_matrix<GEMM_RASTER>(in_matrix, gemm.tiles_m, gemm.tiles_n);
+        const Quotient where = tile_of_matrix(in_matrix, gemm.tiles_m, gemm.tiles_n);
         tile_m = static_cast<unsigned>(where.remainder);
         tile_n = static_cast<unsigned>(where.quotient);
     }
