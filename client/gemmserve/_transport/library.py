@@ -59,6 +59,12 @@ def as_error(error: Exception, url: str, *, answered: bool = False) -> _errors.G
     """
     said = str(error) or type(error).__name__
     match error:
+        case httpx.ConnectError() if "CERTIFICATE_VERIFY_FAILED" in said:
+            return _errors.TransportError(
+                f"{url} shows a certificate that is not trusted here: {said}; `verify` of a client takes the file of its "
+                "authority, as do --ca-file and GEMMSERVE_CA_FILE of the command line",
+                retriable=False,
+            )
         case httpx.ConnectError() | httpx.ConnectTimeout():
             return _errors.TransportError(
                 f"cannot reach {url}: {said}; is `gemmserve serve` running there?", unmet=not answered
@@ -68,7 +74,8 @@ def as_error(error: Exception, url: str, *, answered: bool = False) -> _errors.G
         case httpx.UnsupportedProtocol() | httpx.LocalProtocolError():
             return _errors.TransportError(f"the request to {url} cannot be sent: {said}", retriable=False)
         case httpx.TransportError():
-            return _errors.TransportError(f"the exchange with {url} broke: {said}")
+            secure = "" if answered or not url.startswith("http://") else "; a server with TLS is asked by https://"
+            return _errors.TransportError(f"the exchange with {url} broke: {said}{secure}")
         case httpx.InvalidURL():
             return _errors.ParameterInvalid(f"{url!r} is not a URL: {said}")
         case _:

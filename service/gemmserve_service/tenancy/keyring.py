@@ -207,7 +207,8 @@ def revoke_key(data_dir: Path, key_id: str) -> KeyRecord:
     with _changing(data_dir) as (keyring, save):
         record = keyring.keys.get(key_id)
         if record is None:
-            raise UnknownKey(f"no key {key_id}")
+            which = "of that id" if key_id.startswith("gs_") else key_id  # a whole key stays secret
+            raise UnknownKey(f"no key {which}; `gemmserve keys list` shows the ids")
         if record.revoked_at is None:
             record = record.model_copy(update={"revoked_at": time.time()})
             save(keyring.keys | {key_id: record}, keyring.owners)

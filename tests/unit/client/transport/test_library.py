@@ -33,6 +33,15 @@ def test_every_exception_is_mapped(cls) -> None:
         assert isinstance(error, TimeoutError) == silent
 
 
+def test_what_is_amiss_with_tls_is_said():
+    untrusted = library.as_error(httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed"), "https://host")
+    assert "--ca-file" in str(untrusted)
+    assert not untrusted.retriable
+    broken = httpx.RemoteProtocolError("closed")
+    assert str(library.as_error(broken, "http://host")).endswith("is asked by https://")
+    assert "https" not in str(library.as_error(broken, "http://host", answered=True))
+
+
 def test_one_module_imports_it():
     root = Path(gemmserve.__file__).parent
     found = set()

@@ -87,7 +87,9 @@ def test_revoke(keys):
     assert keys("revoke", *ids)[0] == 0
     assert keys("list")[1].count("revoked") == 2
     status, _, err = keys("revoke", "nobody")
-    assert (status, err) == (1, "gemmserve: no key nobody\n")
+    assert (status, err) == (1, "gemmserve: no key nobody; `gemmserve keys list` shows the ids\n")
+    key = keys("create", "carol")[1].strip()
+    assert key not in keys("revoke", key)[2]
 
 
 def test_set(keys, tmp_path):
