@@ -61,8 +61,8 @@ def as_error(error: Exception, url: str, *, answered: bool = False) -> _errors.G
     match error:
         case httpx.ConnectError() if "CERTIFICATE_VERIFY_FAILED" in said:
             return _errors.TransportError(
-                f"{url} shows a certificate that is not trusted here: {said}; `verify` of a client takes the file of its "
-                "authority, as do --ca-file and GEMMSERVE_CA_FILE of the command line",
+                f"{url} shows a certificate that is not trusted here: {said}; `verify` of a client takes the file of "
+                "its authority, as do --ca-file and GEMMSERVE_CA_FILE of the command line",
                 retriable=False,
             )
         case httpx.ConnectError() | httpx.ConnectTimeout():
