@@ -6,8 +6,9 @@ Errors of other layers (the kernels', the wire format's) are described by the sa
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from gemmserve.wire import NpyDtypeError, NpyError
 from gemmserve_kernels.problem.errors import DeviceError, KernelError, ParameterInvalid
@@ -15,6 +16,9 @@ from gemmserve_service.schemas import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+_FIELD_OF_JOB: Final = re.compile(r"jobs\.(\d{1,9})(?:\.|$)")
+"""A field of one of several jobs in a body, and its number there."""
 
 
 class ServiceError(Exception):
@@ -81,6 +85,8 @@ class InvalidParameters(ServiceError, slug=ParameterInvalid.slug, status=422, ti
     def __init__(self, detail: str, errors: Sequence[Mapping[str, str]] = ()) -> None:
         # `parameter` is what the kernels' own ParameterInvalid carries: the first, where there are several.
         extra: dict[str, Any] = {"parameter": errors[0]["field"], "errors": list(errors)} if errors else {}
+        if errors and (found := _FIELD_OF_JOB.match(errors[0]["field"])):
+            extra |= {"item": int(found[1]), "pointer": "/" + errors[0]["field"].replace(".", "/")}
         super().__init__(detail, **extra)
 
 
