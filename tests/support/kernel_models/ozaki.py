@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemmserve_kernels.algorithms.ozaki.bound import NU, WHOLE, limit, whole
-from gemmserve_kernels.algorithms.ozaki.moduli import FINE
 
 if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.ozaki.moduli import Moduli
@@ -46,7 +45,7 @@ def codes(x: Array, moduli: Moduli) -> Array:
         shift = math.frexp(largest)[1]
         norm = math.sqrt(math.fsum(math.ldexp(float(v), -shift) ** 2 for v in line)) * (1 + 2.0**-30)
         fraction, exponent = math.frexp(target / norm)
-        found.append(8 * (exponent - 1 - shift) + (int(fraction * 8) if target < FINE else 4))
+        found.append(8 * (exponent - 1 - shift) + int(fraction * 8))
     return np.array(found, np.int64)
 
 

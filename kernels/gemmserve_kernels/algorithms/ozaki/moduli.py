@@ -34,9 +34,6 @@ LIMB: Final = 42
 LIMBS: Final = 3
 DIGITS: Final = 8
 """Bytes with signs that a scaled element is cut into."""
-FINE: Final = 2.0**60
-"""Targets from which on scales are powers of two (cuda/ozaki/ozaki_scale.cu): there elements of 53 bits are scaled
-exactly, which is worth more than a finer step. Of seventeen moduli for complex numbers, which nobody has unasked."""
 MAX_K: Final = 1 << 24
 """So that roundings of the sums of squares stay far below the margin of 2**-30 that is put on top of them."""
 
@@ -108,10 +105,9 @@ class Moduli:
         """Expected normwise relative error for a product of random operands with rows and columns of length k.
 
         Rounding to integers moves every part by a uniform error of variance 1/12, on both sides; scaled norms are at
-        least 4/5 of the target, and 9/10 on average, of targets from `FINE` on half of it, and 0.72.
+        least 4/5 of the target, and 9/10 on average.
         """
-        target = self.target(k)
-        target *= 0.9 if target < FINE else 0.72
+        target = 0.9 * self.target(k)
         return math.sqrt(k / (3 if self.complex_ else 6)) / target if target > 0 else math.inf
 
 

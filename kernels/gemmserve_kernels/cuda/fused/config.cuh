@@ -14,8 +14,8 @@ struct Config {
     static constexpr int SIDE_WARPS = TALL ? PRODUCER_WARPS : PRODUCER_WARPS / 2;  // producers of one operand's planes
     static constexpr int CONSUMER_REGISTERS = TALL ? 224 : 96, PRODUCER_REGISTERS = TALL ? 56 : 72;
     static constexpr int PLANES = 4;  // re, im of the high parts, re, im of the low parts
-    // Of columns that are multiplied to real and imaginary sums at once (multiply.cuh): -im, re, im of the high parts, then
-    // of the low parts; first all planes of the first TURNED columns, then those of the others.
+    // Planes of columns that are multiplied to real and imaginary sums at once (multiply.cuh): -im, re, im of the high parts,
+    // then of the low parts; first those of the first TURNED columns, then those of the others.
     static constexpr int TURNED_PLANES = 6, TURNED = 32;
     static constexpr int ROW = CHUNK * 2;  // bytes of one vector in one plane
     static constexpr int PLANE = VECTORS * ROW, SIDE = PLANES * PLANE;  // bytes; those of B lie behind those of A

@@ -12,7 +12,7 @@
 using OperandA = ChunkOperand<GEMM_A_ALONG_K, GEMM_VECTOR_A, GEMM_CONJUGATE_A>;
 using OperandB = ChunkOperand<GEMM_B_ALONG_K, GEMM_VECTOR_B, GEMM_CONJUGATE_B, true>;
 
-// Makes the planes of one operand's chunks, the operand being A or B by its type. `thread`: among those who do.
+// Makes the planes of one operand's chunks. `thread`: among those who do.
 template <bool OF_A, class Side>
 GEMM_DEVICE void produce(const FusedParams& params, const Pipeline& pipeline, int thread) {
     constexpr int PLANES_AT = OF_A ? 0 : Config::SIDE, KNOWN_AT = OF_A ? 0 : Config::VECTORS;

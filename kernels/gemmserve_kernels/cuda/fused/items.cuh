@@ -152,7 +152,7 @@ struct Steps {
         first += count;
         count = count_of(params, chunk);
     }
-    // Of the last chunk the last pair may lie half outside.
+    // The number of steps of a chunk; the last pair of the last chunk may lie half outside.
     static GEMM_DEVICE int count_of(const FusedParams& params, int chunk) {
         const bool odd = chunk + 1 == params.chunks && params.gemm.k % 2 != 0;
         return 2 * (static_cast<int>(params.pairs) + (chunk < params.longer)) - odd;

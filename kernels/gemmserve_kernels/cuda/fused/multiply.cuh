@@ -1,6 +1,6 @@
 // A warpgroup's half of a tile, 64 x 32: its sums, from planes or from numbers as they are.
 //
-// Of B -im, re and im lie one behind the other, so that one instruction multiplies a plane of A with two of them: re(A) with
+// Planes of B's -im, re and im lie one behind the other, so that one instruction multiplies a plane of A with two of them: re(A) with
 // re and im, im(A) with -im and re. The first 32 columns of what comes out are real parts, the others imaginary ones.
 // The tensor core cuts sums towards zero. So products of PROMOTE steps leave it by an addition that rounds to nearest,
 // which takes the scales of both vectors along. Mixed products (big times small) come first: while the partial sum is
@@ -22,8 +22,9 @@ class HalfMultiply {
     // sums += A B over `steps` steps of k, from the planes of a stage at `address`. By a warpgroup.
     GEMM_DEVICE void from_planes(Sums& sums, const unsigned char* stage, Address address, int steps) const {
         const float* const scales = reinterpret_cast<const float*>(stage + Config::SCALES_AT);
-        const Descriptor a = describe<Config::ROW>(address), b = describe<Config::ROW>(
-                             address + Config::SIDE + half * Config::TURNED_PLANES * Config::TURNED_PLANE);
+        const Descriptor a = describe<Config::ROW>(address);
+        const Descriptor b =
+            describe<Config::ROW>(address + Config::SIDE + half * Config::TURNED_PLANES * Config::TURNED_PLANE);
         const float left[2] = {scales[row], scales[row + 8]};
         const float* const right = scales + Config::VECTORS + column;
 #pragma unroll 1

@@ -107,7 +107,7 @@ struct VectorScale {
 struct VectorCounts {
     int re, im;
 
-    // Of CHUNK steps, those that lie outside included.
+    // Counts of CHUNK steps, those that lie outside included.
     GEMM_DEVICE VectorCounts(int small_re, int small_im, int steps)
         : re(small_re - (Config::CHUNK - steps)), im(small_im - (Config::CHUNK - steps)) {}
     GEMM_DEVICE int word(const VectorScale& scale) const {

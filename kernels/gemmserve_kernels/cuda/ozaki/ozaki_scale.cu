@@ -9,7 +9,6 @@ constexpr bool OUTLIERS = GEMM_OUTLIERS;
 constexpr int AT_ONCE = OUTLIERS && PLANAR ? 2 : 4;  // elements: of planes each is read twice
 constexpr double SMALL = 3.2033e-145, LARGE = 3.1217e144;  // 2^-480, 2^480
 constexpr double MARGIN = 1.0 + 9.313225746154785e-10;     // 1 + 2^-30: roundings of the sum, the root, the quotient
-constexpr double FINE = 1.152921504606847e18;              // 2^60
 
 struct Partial {
     double sum;
@@ -74,11 +73,9 @@ GEMM_DEVICE void clear(const TallyParams& tally, Long group, Long lines_left) {
 GEMM_DEVICE int code_of(double sum, double target, int exponent) {
     if (!(sum - sum == 0.0)) return FLAGGED_LINE;
     if (sum == 0.0) return ZERO_LINE;
-    // target / norm = n / 4 * 2^e, n rounded down; n = 4 where integers have bits to spare: elements of 53 bits are then
-    // scaled exactly, which is worth more than a finer step.
+    // target / norm = n / 4 * 2^e, n rounded down.
     const Long bits = bits_of(target / (sqrt(sum) * MARGIN));
-    const int quarters = target >= FINE ? 0 : static_cast<int>(bits >> 50 & 3);
-    return (static_cast<int>(bits >> 52) - 1023 + exponent) * 8 + 4 + quarters;
+    return (static_cast<int>(bits >> 52) - 1023 + exponent) * 8 + 4 + static_cast<int>(bits >> 50 & 3);
 }
 
 // What is known of the block's lines' outliers; steps of k in no order.
