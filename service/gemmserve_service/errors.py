@@ -86,7 +86,7 @@ class InvalidParameters(ServiceError, slug=ParameterInvalid.slug, status=422, ti
         # `parameter` is what the kernels' own ParameterInvalid carries: the first, where there are several.
         extra: dict[str, Any] = {"parameter": errors[0]["field"], "errors": list(errors)} if errors else {}
         if errors and (found := _FIELD_OF_JOB.match(errors[0]["field"])):
-            extra |= {"item": int(found[1]), "pointer": "/" + errors[0]["field"].replace(".", "/")}
+            extra |= {"item": int(found[1]), "pointer": f"/jobs/{found[1]}"}
         super().__init__(detail, **extra)
 
 

@@ -35,7 +35,7 @@ def test_parts_on_a_grid_are_those_numbers():
 
 
 def test_shares_of_tiles_are_those_of_the_verdict():
-    """Of the kernels' own threshold."""
+    """Shares of tiles that are served, by the kernels' own threshold."""
     vectors, k = 512, 64
     a, b = operands(np, "exp-1n", vectors, vectors, k, "complex64", 1)
     left, right = splits.split(a, "3xfp16", "a"), splits.split(np.ascontiguousarray(b.T), "3xfp16", "b")

@@ -106,7 +106,7 @@ def test_another_generation_is_noticed(tables, change) -> None:
 
 @pytest.mark.parametrize("change", ["end", "renew"])
 def test_memory_that_may_have_gone_is_not_mapped(tables, change) -> None:
-    """Whoever has a lease, and comes to map the memory after its owner has looked whether anybody has."""
+    """A reader with a lease maps the memory after its owner has looked whether anybody has it mapped."""
     owner, other = tables
     generation = owner.begin("t", OFFERS)
     fill(owner, 0)
