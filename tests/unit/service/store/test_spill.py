@@ -470,6 +470,36 @@ async def test_it_is_read_while_it_is_copied(core, bring, a, gate, eventually, f
     np.testing.assert_array_equal(fetch(core.store, array), A @ A)
 
 
+async def test_long_ones_go_one_at_a_time_and_others_pass_them(core, bring, a, put, eventually, monkeypatch, spilled):
+    monkeypatch.setattr(module, "_LONG", A.nbytes)
+    large = np.arange(64.0).reshape(8, 8)
+    b = await put(core.store, large)
+    go_on, begun, real = threading.Event(), [], os.pwrite
+
+    def pwrite(fd, data, offset):
+        if len(data) > A.nbytes:
+            begun.append(len(data))
+            go_on.wait()
+        return real(fd, data, offset)
+
+    monkeypatch.setattr(module.os, "pwrite", pwrite)
+    try:
+        long = [(await bring(b, b, large @ large))[1] for _ in range(3)]
+        core.scheduler.writes._spill.hurry()
+        await eventually(lambda: begun)
+        await bring(long[2], b, large @ large @ large)
+        await core.store.delete(long[2])  # the last to go, for something was made of it
+        for _ in range(3):
+            _, short = await bring(a, a, A @ A)
+            await eventually(lambda short=short: not core.store.arena.owns(core.store._catalog.get(short).extent))
+        assert len(begun) == 1
+        assert all(core.store.arena.owns(core.store._catalog.get(array).extent) for array in long)
+    finally:
+        go_on.set()
+    await spilled()
+    assert len(begun) == 4
+
+
 async def test_a_file_is_on_the_disk_before_its_row_says_so(
     make_core, make_settings, fake, new_arena, put, gemm, eventually, monkeypatch
 ):
