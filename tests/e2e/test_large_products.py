@@ -209,8 +209,9 @@ device["_REPLACED"]["gemmserve_service.executor.worker.cuda.backend"] = call
 
 @pytest.fixture
 def start_devices(tmp_path, gate):
-    """start_devices(durability="power"): a server with two stand-ins of devices, whose workers the gate holds, and which
-    writes nothing to files that is in the host arena."""
+    """start_devices("power"): a server with two stand-ins of devices, whose workers the gate holds; what is in the host
+    arena stays there.
+    """
     both = tmp_path / "both"
     both.mkdir()
     (tmp_path / "memory").mkdir()

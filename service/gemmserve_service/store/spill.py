@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _THREADS: Final = 2  # one writes while the other waits for the disk; more would take the processors of the front
 _STEP: Final = 8 << 20  # bytes of one call: so much is written at most of what was deleted meanwhile
+_FLUSH: Final = 256 << 20  # bytes after which the disk is waited for in between
 _LONG: Final = 256 << 20  # bytes of results that keep a thread for a tenth of a second and more
 _KEEP_SHARE: Final = 2  # of the arena, half stays in it as long as nothing is due
 _MIN_RETRY_S: Final = 0.1
@@ -218,16 +219,20 @@ def _write(
 ) -> bool:
     """Copy each view to its file, in a thread of its own; False: it was no longer wanted. Raises OSError.
 
-    `secure`: wait until the disk has it, as long as the bytes are elsewhere, too.
+    `secure`: wait until the disk has it, as long as the bytes are elsewhere, too; of a long one now and then, so that
+    what is no longer wanted waits for as much at most.
     """
     for view, place in zip(views, places, strict=True):
         fd = os.open(place.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            done = 0
+            done = flushed = 0
             while done < len(view):
                 if not wanted():
                     return False
                 done += os.pwrite(fd, view[done : done + _STEP], place.start + done)
+                if secure and done - flushed >= _FLUSH and done < len(view):
+                    place.flush()
+                    flushed = done
             if secure:
                 place.flush()  # with the file open, whose errors the system may forget otherwise
         finally:

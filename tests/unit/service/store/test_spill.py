@@ -518,6 +518,26 @@ async def test_a_file_is_on_the_disk_before_its_row_says_so(
     assert done == [core.store._catalog.get(array).extent.path, "row"]
 
 
+async def test_of_a_long_one_the_disk_is_waited_for_by_parts(
+    make_core, make_settings, fake, new_arena, put, gemm, eventually, monkeypatch
+):
+    """What is deleted meanwhile, and a server that stops, wait for one of them at most."""
+    monkeypatch.setattr(module, "_STEP", 16)
+    monkeypatch.setattr(module, "_FLUSH", 48)
+    core = await make_core(make_settings(write_back_delay_s=60.0, durability="power"), fake, new_arena())
+    a = await put(core.store, A)
+    info, _ = await core.jobs.submit(gemm(a, a))
+    fake.done(written=False)
+    await ask(core, (await core.jobs.wait(info.id, 60)).result["d"])
+    done, flush, pwrite = [], extents.Extent.flush, os.pwrite
+    monkeypatch.setattr(extents.Extent, "flush", lambda self: (done.append("flush"), flush(self)))
+    monkeypatch.setattr(module.os, "pwrite", lambda *given: (done.append(given[2] // 16), pwrite(*given))[1])
+    fake.write(info.id, A @ A)
+    core.scheduler.writes._spill.hurry()
+    await eventually(lambda: not core.scheduler.writes.unwritten[0])
+    assert done == [0, 1, 2, "flush", 3, 4, 5, "flush", 6, 7, "flush"]
+
+
 async def test_a_file_that_the_disk_did_not_take_is_written_anew(
     make_core, make_settings, fake, new_arena, put, gemm, eventually, monkeypatch
 ):

@@ -1,4 +1,4 @@
-"""Results of large products in the host arena: blocks write them there, where there is room; and what becomes of them."""
+"""Results of large products in the host arena: blocks write them there, if there is room; what becomes of them."""
 
 from __future__ import annotations
 
@@ -322,9 +322,7 @@ async def test_with_durability_power_it_is_on_the_disk_before_its_row_says_so_an
     make_core, make_settings, fake, arena, put, gemm, matrix, compute, fetch, eventually, lossy_disk
 ):
     """A file that the disk did not take is written anew from the arena: nothing is computed again."""
-    core = await make_core(
-        make_settings(write_back_delay_s=60.0, block_side=SIDE, durability="power"), fake, arena
-    )
+    core = await make_core(make_settings(write_back_delay_s=60.0, block_side=SIDE, durability="power"), fake, arena)
     a = await put(core.store, matrix)
     info, _ = await core.jobs.submit(gemm(a, a))
     assert compute() == BLOCKS
@@ -343,7 +341,7 @@ async def test_with_durability_power_it_is_on_the_disk_before_its_row_says_so_an
 async def test_a_worker_of_another_host_that_takes_it_over_is_given_a_file(
     make_core, settings, make_fake, arena, put, gemm, matrix, compute, monkeypatch
 ):
-    """It has all of the product, and defers results, whose place in the arena would be taken for a file of the store."""
+    """It has all of the product, and keeps results, whose place in the arena would be taken for a file of theirs."""
     fake = make_fake("cpu", "node/cuda:0")
     fake.result_bytes = 1 << 20
     fake.fleet["node/cuda:0"].link = NodeLink("node", "10.0.0.2", 1e9, 1 << 30)
