@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 
 import numpy as np
 import pytest
 from block_jobs import SIDE
 
+from gemmserve_service.errors import NotFound
 from gemmserve_service.executor.port import NodeLink
 from gemmserve_service.jobs.core import Core
 from gemmserve_service.scheduling.estimates import Estimates
@@ -364,3 +367,86 @@ async def test_a_worker_of_another_host_that_takes_it_over_is_given_a_file(
     assert core.store.arena.used_bytes == 0
     fake.done("node/cuda:0", written=False)
     assert (await core.jobs.wait(info.id, 60)).state == JobState.SUCCEEDED
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_by_chance(seed, core, fake, gemm, a, matrix, fetch, eventually, held):
+    """Products come, are cancelled, deleted and spilled; workers answer, are lost and come back, and write what they
+    had begun until then, at any time. Whoever reads a result reads that one.
+    """
+    chance = random.Random(seed)
+    expected = {alpha: alpha * (matrix @ matrix) for alpha in range(1, 5)}
+    alphas, late = {}, {name: [] for name in fake.fleet}
+
+    def block_of(name, task):
+        block = fake.fleet[name].tasks[task]
+        ref = works(fake)[task].results["d"]
+        window = block.blocks_of_whole.grid.window(block.index)
+        return ref, window, expected[alphas[block.whole.id]][window]
+
+    def write(ref, window, data):
+        whole = np.memmap(ref.path, "c8", "r+", offset=ref.offset, shape=(N, N))
+        whole[window] = data
+
+    def answer(name):
+        if fake.fleet[name].ready and (tasks := fake.running(name)):
+            write(*block_of(name, tasks[0]))
+            fake.done(name, tasks[0])
+
+    async def finished():
+        infos = [await core.jobs.get(job) for job in alphas]
+        return {info.id: info.result["d"] for info in infos if info.state == JobState.SUCCEEDED}
+
+    async def check():
+        for job, array in (await finished()).items():
+            if core.store._catalog.get(array) is not None and not core.store._catalog.get(array).hidden:
+                np.testing.assert_array_equal(fetch(core.store, array), expected[alphas[job]])
+
+    in_arena = 0
+    for _ in range(300):
+        name = chance.choice(list(fake.fleet))
+        match chance.choice(["submit", "lose", "hello", "late", "cancel", "delete", "spill", *["answer"] * 30]):
+            case "submit" if len(alphas) < 12:
+                alpha = chance.randint(1, 4)
+                info, _ = await core.jobs.submit(gemm(a, a, alpha=alpha))
+                alphas[info.id] = alpha
+            case "lose" if fake.fleet[name].ready:
+                late[name] += [block_of(name, task) for task in fake.running(name)]
+                fake.lose(name)
+            case "hello" if not fake.fleet[name].ready:
+                late[name].clear()
+                fake.hello(name)
+            case "late" if late[name]:
+                write(*late[name].pop())
+            case "cancel" if alphas:
+                await core.jobs.cancel(chance.choice(list(alphas)))
+            case "delete" if found := await finished():
+                with contextlib.suppress(NotFound):
+                    await core.store.delete(chance.choice(list(found.values())))
+            case "spill":
+                core.scheduler.writes._spill._hurry = chance.random() < 0.5
+                core.scheduler.writes._spill.look()
+                await asyncio.sleep(0)
+            case "answer":
+                answer(name)
+                in_arena = max(in_arena, core.store.arena.used_bytes)
+                assert in_arena <= core.store.arena.share_bytes
+        await check()
+    for name in fake.fleet:
+        if not fake.fleet[name].ready:
+            fake.hello(name)
+    while any(map(fake.running, fake.fleet)):
+        for name in fake.fleet:
+            answer(name)
+    await eventually(lambda: not core.jobs._live)
+    await check()
+    for array in (await finished()).values():
+        with contextlib.suppress(NotFound):
+            await core.store.delete(array)
+    await eventually(lambda: not core.scheduler.writes._spill._copying)
+    await core.database.write(lambda _: None)
+    await eventually(lambda: core.store.arena.allocate(4 * RESULT))
+    assert in_arena
+    assert core.store._space.unplaced_bytes == 0
+    assert core.scheduler.writes.recomputed == 0
+    assert held(core.store) == (0, 0, 0)
