@@ -437,6 +437,7 @@ async def test_by_chance(seed, core, fake, gemm, a, matrix, fetch, eventually, h
                 assert in_arena <= core.store.arena.share_bytes
         await check()
     for name in fake.fleet:
+        late[name].clear()
         if not fake.fleet[name].ready:
             fake.hello(name)
     while any(map(fake.running, fake.fleet)):
