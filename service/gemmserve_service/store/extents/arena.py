@@ -41,6 +41,7 @@ class Arena:
         """`writers`: ids of workers that an earlier front may have told to write here. Until each has said hello, which
         it does when it has ended all that, nothing is allocated.
         """
+        self.path = path
         self.nbytes = nbytes
         self.used_bytes = 0
         """Bytes of blocks that are not free: live, freed and still looked at, or set apart."""
