@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 from block_jobs import SIDE
 
+from gemmserve_kernels import Operand
+from gemmserve_service import products
 from gemmserve_service.errors import NotFound
 from gemmserve_service.executor.port import NodeLink
 from gemmserve_service.jobs.core import Core
 from gemmserve_service.scheduling.estimates import Estimates
-from gemmserve_service.schemas import GemmReduceJob, JobState
+from gemmserve_service.scheduling.results.recomputation import Lineage, Recomputation
+from gemmserve_service.schemas import GemmParams, GemmReduceJob, JobState
 from gemmserve_service.store.pending import State
 
 N = 64
@@ -368,6 +371,14 @@ async def test_a_worker_of_another_host_that_takes_it_over_is_given_a_file(
     assert core.store.arena.used_bytes == 0
     fake.done("node/cuda:0", written=False)
     assert (await core.jobs.wait(info.id, 60)).state == JobState.SUCCEEDED
+
+
+def test_it_is_computed_again_by_the_algorithm_of_its_whole_blocks():
+    """Those at the edges may have had another, which their shape decides again."""
+    square = Operand.contiguous((N, N), np.dtype("c8"))
+    problem = products.build(GemmParams(), {"a": square, "b": square})
+    lineage = Lineage(GemmParams(), problem, {}, {}, "wgmma, simt", "", verify=False)
+    assert Recomputation(lineage, [], None, None, None).task.algorithm == "wgmma"
 
 
 @pytest.mark.parametrize("seed", range(12))
