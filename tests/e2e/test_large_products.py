@@ -187,6 +187,152 @@ def test_on_two_devices_with_results_of_others_as_operands(tmp_path, operands) -
         assert again.result().numpy().tobytes() == job.result().numpy().tobytes()
 
 
+HELD_DEVICE = """
+from pathlib import Path
+
+device, held = {{"__name__": "device"}}, {{"__name__": "held"}}
+for name, names in (("device_on_host", device), ("held_work", held)):
+    path = Path({support!r}) / name / "sitecustomize.py"
+    exec(compile(path.read_text(), str(path), "exec"), names)
+gate, compute = held["_Gate"](held["_FILE"]), device["call"]
+
+
+def call(*given, **fields):
+    gate.stand(lambda: None)
+    compute(*given, **fields)
+
+
+device["_REPLACED"]["gemmserve_service.executor.worker.cuda.backend"] = call
+"""
+"""Stand-in of a device whose kernels the gate holds: its stages pass other points than a processor's products."""
+
+
+@pytest.fixture
+def start_devices(tmp_path, gate):
+    """start_devices("power"): a server with two stand-ins of devices, whose workers the gate holds; what is in the host
+    arena stays there.
+    """
+    both = tmp_path / "both"
+    both.mkdir()
+    (tmp_path / "memory").mkdir()
+    (both / "sitecustomize.py").write_text(HELD_DEVICE.format(support=str(SUPPORT)))
+    settings = {
+        "PYTHONPATH": python_path(both, SUPPORT / "cupy_on_numpy"),
+        "CUPY_ON_NUMPY_DEVICES": "2",
+        "CUPY_ON_NUMPY_SHARED": str(tmp_path / "memory"),
+        "GEMMSERVE_DEVICE": "cuda:0,cuda:1",
+        "GEMMSERVE_BLOCK_SIDE": str(SIDE),
+        "GEMMSERVE_HOST_ARENA_BYTES": str(128 << 20),
+        "GEMMSERVE_ARENA_AHEAD_BYTES": str(16 << 20),
+        "GEMMSERVE_WRITE_BACK_DELAY_S": "60",
+    }
+
+    def server(durability: str = "process") -> LiveServer:
+        environment = gate.environment | settings | {"GEMMSERVE_DURABILITY": durability}
+        return LiveServer(data_dir=tmp_path / "data", environment=environment)
+
+    return server
+
+
+def metric(server, name: str) -> float:
+    with server.http() as http:
+        found = re.search(rf"^gemmserve_{name}(?:{{.*}})? (\S+)$", http.get("/metrics").text, re.MULTILINE)
+    assert found is not None, name
+    return float(found[1])
+
+
+def ready(server, client) -> None:
+    server.wait_ready()
+    until(lambda: [each["state"] for each in client.devices()] == ["ready"] * 2)
+
+
+def files(tmp_path) -> int:
+    return len(list((tmp_path / "data" / "extents").iterdir()))
+
+
+@pytest.mark.parametrize("durability", ["process", "power"])
+def test_results_in_the_host_arena_are_computed_again_after_kill_9(tmp_path, start_devices, operands, durability):
+    a, b = operands
+    nbytes = 8 * N * N
+    with start_devices(durability) as server, Client(server.url) as client:
+        ready(server, client)
+        if server.joined is not None:
+            pytest.skip("only this host's workers write there")
+        ra, rb = client.put(a), client.put(b)
+        before = files(tmp_path)
+        job = client.submit("gemm", ra, rb).wait(120)
+        assert (job.state, job.progress) == ("succeeded", 1), job.info.error
+        assert metric(server, "host_arena_used_bytes") == nbytes
+        assert files(tmp_path) == before
+        bits = job.result().numpy().tobytes()
+        exact = a.astype(complex) @ b.astype(complex)
+        bound = 2 * (N + 4) * EPS * (np.abs(a).astype(float) @ np.abs(b).astype(float))
+        assert np.all(np.abs(np.frombuffer(bits, "c8").reshape(N, N) - exact) <= bound)
+        for worker in server.workers():
+            worker.kill()  # which takes nothing along
+        ready(server, client)
+        assert job.result().numpy().tobytes() == bits
+        assert metric(server, "results_recomputed_total") == 0
+        server.front().kill()
+        ready(server, client)
+        assert job.result().numpy().tobytes() == bits
+        assert metric(server, "results_recomputed_total") == 1
+        second = client.submit("gemm", rb, ra).wait(120)
+        expected = second.result().numpy().tobytes()
+        assert metric(server, "host_arena_used_bytes") == nbytes, "what was computed again is in a file"
+        server.terminate(signal.SIGKILL)
+    with start_devices(durability) as server, Client(server.url) as client:
+        ready(server, client)
+        found = client.job(second.id).result()
+        assert found.numpy().tobytes() == expected
+        assert client.job(job.id).result().numpy().tobytes() == bits
+        assert metric(server, "results_recomputed_total") == 1
+        third = client.submit("gemm", ra, ra).wait(120)
+        assert metric(server, "host_arena_used_bytes") == nbytes
+        expected = third.result().numpy().tobytes()
+    with start_devices(durability) as server, Client(server.url) as client:  # after SIGTERM all is in files
+        ready(server, client)
+        assert client.job(third.id).result().numpy().tobytes() == expected
+        assert metric(server, "results_recomputed_total") == 0
+
+
+def test_places_in_the_host_arena_outlive_losses_and_are_given_back(tmp_path, start_devices, gate, operands):
+    with start_devices() as server, Client(server.url) as client:
+        ready(server, client)
+        if server.joined is not None:
+            pytest.skip("only this host's workers write there")
+        ra, rb = client.put(operands[0]), client.put(operands[1])
+        before = files(tmp_path)
+        first = client.submit("gemm", ra, rb).wait(120)
+        bits = first.result().numpy().tobytes()
+        first.result().delete()
+        until(lambda: metric(server, "host_arena_used_bytes") == 0)
+        job = submit_and_hold(client, gate, ra, rb)
+        assert metric(server, "host_arena_used_bytes") == 8 * N * N, "all of it is reserved"
+        server.workers()[1].kill()
+        gate.open()
+        job.wait(120)
+        assert (job.state, job.info.attempt) == ("succeeded", 1)
+        assert job.result().numpy().tobytes() == bits
+        job.result().delete()
+        ready(server, client)
+        until(lambda: metric(server, "host_arena_used_bytes") == 0)
+        job = submit_and_hold(client, gate, ra, rb)
+        job.cancel()
+        assert metric(server, "host_arena_used_bytes") == 8 * N * N, "workers are at blocks of it"
+        gate.open()
+        until(lambda: metric(server, "host_arena_used_bytes") == 0)
+        assert files(tmp_path) == before, "none of these ever went to the disk"
+        job = submit_and_hold(client, gate, ra, rb)
+        server.front().kill()
+        gate.open()
+        ready(server, client)
+        again = client.job(job.id).wait(120).result()
+        assert again.numpy().tobytes() == bits
+        again.delete()
+        until(lambda: metric(server, "host_arena_used_bytes") == 0)
+
+
 def npy(array: np.ndarray) -> bytes:
     body = io.BytesIO()
     np.save(body, array)

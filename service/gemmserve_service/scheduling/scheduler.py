@@ -582,6 +582,7 @@ class Scheduler:
         if found is None or found.blocks is None:
             return found
         if worker.link is not None:  # another host's has all of it
+            self.writes.give_back_places(found)
             found.blocks = None
             return found
         return self._take_block(found, found.blocks, worker)
@@ -604,6 +605,8 @@ class Scheduler:
             return None
         if blocks.left:
             self.queue.push(task)
+        if task.placeless:
+            self.writes.place_ahead(task)
         return block
 
     def _send(self, worker: Worker, tasks: list[Task]) -> bool:
@@ -629,6 +632,8 @@ class Scheduler:
         if task.verify:
             return True
         if self._chance.random() >= self.settings.verify_share or task.recomputes or task.check_bytes > _MAX_SAMPLED:
+            return False
+        if task.whole.in_arena:  # what a check would put there would not come out again
             return False
         return not (time.monotonic() < self._room_at and task.placeless)  # without the place that a check needs
 
@@ -742,6 +747,8 @@ class Scheduler:
         """Called when the last block of a product is done, or one has failed."""
         self.admissions.ended()
         if isinstance(outcome, Done):
+            if task.in_arena:
+                self.writes.track_in_arena(task, outcome.algorithm)
             self._end(task, outcome)
         else:
             self._drop(task, outcome)

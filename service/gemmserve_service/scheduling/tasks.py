@@ -146,6 +146,8 @@ class Task:
     """Whether there is a file for a result that takes long to make; False: it is being made, and the task waits for it.
     None: nobody has looked.
     """
+    in_arena: bool = False
+    """Whether its results have places in the host arena, to which its blocks are written."""
     blocks: Blocks | None = None
     """Blocks as which workers are sent it, where it is that large: `cost_s` is that of one."""
 
@@ -291,6 +293,11 @@ class Task:
         """Lets the operands go."""
         for pinned in self.operands.values():
             pinned.release()
+
+
+def first_of(algorithms: str) -> str:
+    """Return the first of the names by which a large product was computed: that of its whole blocks."""
+    return algorithms.partition(", ")[0]
 
 
 def described(problem: Product) -> dict[str, str | int]:

@@ -12,6 +12,8 @@ has no line for changes nothing.
                         NOT_WRITTEN, WORKER_LOST  UNRECORDED_LOST
     UNRECORDED_LOST     RECORDED                  RECOMPUTING         TAINT, RECOMPUTE
                         ABANDONED                 SETTLED             TAINT, FREE
+    UNRECORDED_HOST     RECORDED                  HOST                SHOW, SPILL
+                        ABANDONED                 SETTLED             FREE
     HELD                REQUESTED                 REQUESTED           WRITE_FIRST
                         HIDDEN                    POSTPONED           WRITE_LAST
     POSTPONED           REQUESTED                 REQUESTED           WRITE_FIRST
@@ -65,6 +67,9 @@ class State(Enum):
     """Results on a device; the job's end is not on record yet."""
     UNRECORDED_LOST = auto()
     """Nowhere; the job's end is not on record yet."""
+    UNRECORDED_HOST = auto()
+    """Results in the host arena, where the blocks of a large product were written; the job's end is not on record yet,
+    and nobody knows of them."""
     HELD = auto()
     """Results on a device."""
     REQUESTED = auto()
@@ -167,6 +172,8 @@ _TRANSITIONS: Final[dict[tuple[State, Event], tuple[State, tuple[Instruction, ..
     (State.UNRECORDED, Event.WORKER_LOST): (State.UNRECORDED_LOST, ()),
     (State.UNRECORDED_LOST, Event.RECORDED): (State.RECOMPUTING, (Instruction.TAINT, Instruction.RECOMPUTE)),
     (State.UNRECORDED_LOST, Event.ABANDONED): (State.SETTLED, (Instruction.TAINT, Instruction.FREE)),
+    (State.UNRECORDED_HOST, Event.RECORDED): (State.HOST, (Instruction.SHOW, Instruction.SPILL)),
+    (State.UNRECORDED_HOST, Event.ABANDONED): (State.SETTLED, (Instruction.FREE,)),
     (State.HELD, Event.REQUESTED): (State.REQUESTED, (Instruction.WRITE_FIRST,)),
     (State.HELD, Event.HIDDEN): (State.POSTPONED, (Instruction.WRITE_LAST,)),
     (State.POSTPONED, Event.REQUESTED): (State.REQUESTED, (Instruction.WRITE_FIRST,)),

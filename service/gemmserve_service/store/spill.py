@@ -1,7 +1,8 @@
 """Spill: results in the host arena on their way to files, by threads of the front.
 
 The oldest go first: after a while, for by then their owner may have deleted them; or as soon as half of the arena is
-taken. What nobody can see any more goes only then: others were made of it, and it is deleted when they are on disk.
+taken. What nobody can see any more goes only then: others were made of it, and it is deleted when they are on disk. Of
+long ones, results of large products, one goes at a time, so that there is a thread for the others.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gemmserve_service.runtime.background import Background
 from gemmserve_service.store.pending import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from gemmserve_service.store.array_store import ArrayStore
     from gemmserve_service.store.extents.extents import Extent
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _THREADS: Final = 2  # one writes while the other waits for the disk; more would take the processors of the front
 _STEP: Final = 8 << 20  # bytes of one call: so much is written at most of what was deleted meanwhile
+_FLUSH: Final = 256 << 20  # bytes after which the disk is waited for in between
+_LONG: Final = 256 << 20  # bytes of results that keep a thread for a tenth of a second and more
 _KEEP_SHARE: Final = 2  # of the arena, half stays in it as long as nothing is due
 _MIN_RETRY_S: Final = 0.1
 _MAX_RETRY_S: Final = 5.0
@@ -45,6 +48,8 @@ class Spill:
         self._spilled = spilled
         self._waiting: OrderedDict[PendingResults, float] = OrderedDict()
         """Results, and when they are due (time.monotonic), oldest first."""
+        self._long: OrderedDict[PendingResults, float] = OrderedDict()
+        """Those of more than `_LONG` bytes, likewise."""
         self._hidden: dict[PendingResults, None] = {}
         """Results that nobody can see, likewise."""
         self._delays: dict[PendingResults, float] = {}
@@ -52,6 +57,7 @@ class Spill:
         self._failing: dict[PendingResults, asyncio.TimerHandle] = {}
         """Those of them that wait for that."""
         self._copying = 0
+        self._copying_long = False
         self._hurry = False
         self._stopping = asyncio.Event()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gemmserve-spill")
@@ -60,12 +66,12 @@ class Spill:
 
     def put(self, pending: PendingResults) -> None:
         """Take over results that are in the arena."""
-        self._waiting[pending] = time.monotonic() + self._store.settings.write_back_delay_s
+        self._queue_of(pending)[pending] = time.monotonic() + self._store.settings.write_back_delay_s
         self.look()
 
     def discard(self, pending: PendingResults) -> None:
         """Leave results alone that nobody needs; they are in another state than HOST."""
-        self._waiting.pop(pending, None)
+        self._queue_of(pending).pop(pending, None)
         self._hidden.pop(pending, None)
         self._delays.pop(pending, None)
         timer = self._failing.pop(pending, None)
@@ -84,9 +90,10 @@ class Spill:
             pending = self._next()
             if pending is None:
                 return
-            self._waiting.pop(pending, None)
+            self._queue_of(pending).pop(pending, None)
             self._hidden.pop(pending, None)
             self._copying += 1
+            self._copying_long |= _is_long(pending)
             self._background.spawn(self._copy(pending))
 
     async def stop(self) -> None:
@@ -101,18 +108,35 @@ class Spill:
     def _next(self) -> PendingResults | None:
         arena = self._store.arena
         pressed = self._hurry or (arena is not None and arena.used_bytes * _KEEP_SHARE > arena.nbytes)
-        while self._waiting:
-            pending, due = next(iter(self._waiting.items()))
-            if all(record.hidden for record in pending.records):
-                del self._waiting[pending]
-                self._hidden[pending] = None
-                continue
+        oldest = min(filter(None, map(self._oldest, self._queues())), key=lambda each: each[1], default=None)
+        if oldest is not None:
+            pending, due = oldest
             left_s = due - time.monotonic()
             if pressed or left_s <= 0:
                 return pending
             self._look_again(left_s)
             return None
-        return next(iter(self._hidden), None) if pressed else None
+        hidden = (each for each in self._hidden if not (self._copying_long and _is_long(each)))
+        return next(hidden, None) if pressed else None
+
+    def _queues(self) -> Iterator[OrderedDict[PendingResults, float]]:
+        """Yield the results of which one may be copied now."""
+        yield self._waiting
+        if not self._copying_long:
+            yield self._long
+
+    def _queue_of(self, pending: PendingResults) -> OrderedDict[PendingResults, float]:
+        return self._long if _is_long(pending) else self._waiting
+
+    def _oldest(self, waiting: OrderedDict[PendingResults, float]) -> tuple[PendingResults, float] | None:
+        """Return the first of them that somebody can see, and when it is due."""
+        while waiting:
+            pending, due = next(iter(waiting.items()))
+            if not all(record.hidden for record in pending.records):
+                return pending, due
+            del waiting[pending]
+            self._hidden[pending] = None
+        return None
 
     def _look_again(self, delay_s: float) -> None:
         if self._timer is not None:
@@ -127,6 +151,7 @@ class Spill:
             self._try_later(pending, error)
         finally:
             self._copying -= 1
+            self._copying_long &= not _is_long(pending)
             self.look()
 
     def _try_later(self, pending: PendingResults, error: Exception) -> None:
@@ -139,8 +164,9 @@ class Spill:
 
     def _try_again(self, pending: PendingResults) -> None:
         del self._failing[pending]
-        self._waiting[pending] = 0.0
-        self._waiting.move_to_end(pending, last=False)
+        waiting = self._queue_of(pending)
+        waiting[pending] = 0.0
+        waiting.move_to_end(pending, last=False)
         self.look()
 
     async def _attempt(self, pending: PendingResults) -> None:
@@ -184,21 +210,29 @@ class Spill:
             self._spilled(pending)
 
 
+def _is_long(pending: PendingResults) -> bool:
+    return pending.nbytes > _LONG
+
+
 def _write(
     views: Sequence[memoryview], places: Sequence[Extent], wanted: Callable[[], bool], secure: bool = False
 ) -> bool:
     """Copy each view to its file, in a thread of its own; False: it was no longer wanted. Raises OSError.
 
-    `secure`: wait until the disk has it, as long as the bytes are elsewhere, too.
+    `secure`: wait until the disk has it, as long as the bytes are elsewhere, too; of a long one now and then, so that
+    what is no longer wanted waits for as much at most.
     """
     for view, place in zip(views, places, strict=True):
         fd = os.open(place.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            done = 0
+            done = flushed = 0
             while done < len(view):
                 if not wanted():
                     return False
                 done += os.pwrite(fd, view[done : done + _STEP], place.start + done)
+                if secure and done - flushed >= _FLUSH and done < len(view):
+                    place.flush()
+                    flushed = done
             if secure:
                 place.flush()  # with the file open, whose errors the system may forget otherwise
         finally:

@@ -85,6 +85,7 @@ class BlockTask(Task):
             owner=whole.owner,
             priority=whole.priority,
             verify=whole.verify,
+            algorithm=whole.algorithm,
             recomputes=whole.recomputes,
             durable=whole.durable,
         )

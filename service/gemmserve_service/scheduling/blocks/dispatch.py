@@ -92,7 +92,7 @@ class BlockDispatch:
         if blocks.device_class is None or not (
             blocks.under_way or any(each.device_class == blocks.device_class for each in known)
         ):
-            able = [each for each in known if isinstance(self._placement.plan(blocks.typical, each), Plan)]
+            able = [each for each in known if self._placement.able(blocks.task, each)]
             alike = Counter(each.device_class for each in self._executor.workers() if each.ready and each.link is None)
 
             def seconds(each: Worker) -> float:

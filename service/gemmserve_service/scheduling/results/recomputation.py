@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.programs import Program
 from gemmserve_service.runtime.ids import new_id
-from gemmserve_service.scheduling.tasks import Task
+from gemmserve_service.scheduling.tasks import Task, first_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -89,7 +89,7 @@ class Recomputation:
             owner=lineage.owner,
             priority=_PRIORITY,
             verify=lineage.verify,
-            algorithm=lineage.algorithm,
+            algorithm=None if lineage.algorithm is None else first_of(lineage.algorithm),
             recomputes=True,
         )
 

@@ -27,6 +27,7 @@ from gemmserve_service.executor.protocol import Done, Drop, Write
 from gemmserve_service.runtime.background import Background, report
 from gemmserve_service.scheduling.results.recomputation import Lineage, Recomputation
 from gemmserve_service.scheduling.results.write_orders import Urgency, WriteOrders
+from gemmserve_service.scheduling.tasks import deferrable
 from gemmserve_service.store.pending import Event, Instruction, PendingResults, State, handle_event, lost
 from gemmserve_service.store.spill import Spill
 
@@ -50,6 +51,7 @@ _DISK_RATE: Final = 1e9  # bytes a second, by which is said how long a drain may
 _REPORT_S: Final = 5.0  # between two words of how far a drain is
 _TO_BE_WRITTEN: Final = {
     State.UNRECORDED,
+    State.UNRECORDED_HOST,
     State.HELD,
     State.REQUESTED,
     State.POSTPONED,
@@ -127,6 +129,42 @@ class WriteBack:
         self._held[task.id] = pending, worker
         self._orders[worker].keep(pending)
 
+    def place_ahead(self, task: Task) -> None:
+        """Give the results of a large product places in the host arena, to which all blocks are written; nothing where
+        they have places, or are to be in files before the job's end, or where the arena has no room for them.
+        """
+        arena, uploads = self._store.arena, [each for each in task.results.values() if each.spec.nbytes]
+        if arena is None or task.recomputes or task.verify or not task.durable:
+            return
+        sizes = [each.spec.nbytes for each in uploads]
+        if any(each.extent is not None for each in uploads) or not deferrable(
+            task.params, sum(sizes), arena.share_bytes
+        ):
+            return
+        extents = arena.allocate_share(sizes)
+        if extents is not None:
+            task.in_arena = True
+            for upload, extent in zip(uploads, extents, strict=True):
+                upload.extent = extent
+
+    def give_back_places(self, task: Task) -> None:
+        """Take places in the host arena back from a product that is to be written elsewhere after all."""
+        for upload in task.results.values() if task.in_arena else ():
+            if upload.extent is not None:
+                self._arena.free(upload.extent)
+                upload.extent = None
+        task.in_arena = False
+
+    def track_in_arena(self, task: Task, algorithm: str) -> None:
+        """Take over the results of a task that has ended, and its operands: every byte is in the host arena, and no
+        worker writes there any more, unless it was lost.
+        """
+        nbytes = sum(upload.spec.nbytes for upload in task.results.values())
+        task.pending = pending = PendingResults(task.id, State.UNRECORDED_HOST, nbytes)
+        pending.trace = task.trace
+        self._lineages[pending] = Lineage.of(task, algorithm)
+        self._count(pending, 1)
+
     def track_lost(self, task: Task, algorithm: str) -> PendingResults:
         """Take over the results of a task that has ended, and its operands: the disk did not take their files. They are
         computed again when they are on record.
@@ -183,7 +221,11 @@ class WriteBack:
         self._offering.pop(worker, None)
 
     def worker_lost(self, worker: Worker) -> None:
-        """A worker's memory is gone, and with it what it held."""
+        """A worker's memory is gone, and with it what it held; to places of its tasks' results it may still write."""
+        for task in worker.tasks.values():
+            for upload in task.whole.results.values() if task.whole.in_arena else ():
+                if upload.extent is not None:
+                    self._arena.suspect(upload.extent, worker.id)
         held = [job for job, (_, holder) in self._held.items() if holder is worker]
         for job in held:
             pending = self._taken_from(worker, job)

@@ -10,7 +10,7 @@ import pytest
 from gemmserve_service.store import pending
 from gemmserve_service.store.pending import Event, Instruction, State, handle_event
 
-STARTS = (State.UNRECORDED, State.FOUND)
+STARTS = (State.UNRECORDED, State.UNRECORDED_HOST, State.FOUND)
 LINE = re.compile(r"^    ([A-Z_, ]{18})  ([A-Z_, ]{24})  ([A-Z_, ]{18}) ? ?([A-Z_, ]*)$")
 
 

@@ -470,6 +470,36 @@ async def test_it_is_read_while_it_is_copied(core, bring, a, gate, eventually, f
     np.testing.assert_array_equal(fetch(core.store, array), A @ A)
 
 
+async def test_long_ones_go_one_at_a_time_and_others_pass_them(core, bring, a, put, eventually, monkeypatch, spilled):
+    monkeypatch.setattr(module, "_LONG", A.nbytes)
+    large = np.arange(64.0).reshape(8, 8)
+    b = await put(core.store, large)
+    go_on, begun, real = threading.Event(), [], os.pwrite
+
+    def pwrite(fd, data, offset):
+        if len(data) > A.nbytes:
+            begun.append(len(data))
+            go_on.wait()
+        return real(fd, data, offset)
+
+    monkeypatch.setattr(module.os, "pwrite", pwrite)
+    try:
+        long = [(await bring(b, b, large @ large))[1] for _ in range(3)]
+        core.scheduler.writes._spill.hurry()
+        await eventually(lambda: begun)
+        await bring(long[2], b, large @ large @ large)
+        await core.store.delete(long[2])  # the last to go, for something was made of it
+        for _ in range(3):
+            _, short = await bring(a, a, A @ A)
+            await eventually(lambda short=short: not core.store.arena.owns(core.store._catalog.get(short).extent))
+        assert len(begun) == 1
+        assert all(core.store.arena.owns(core.store._catalog.get(array).extent) for array in long)
+    finally:
+        go_on.set()
+    await spilled()
+    assert 3 <= len(begun) <= 4, "the hidden one is spared where what was made of it is on record first"
+
+
 async def test_a_file_is_on_the_disk_before_its_row_says_so(
     make_core, make_settings, fake, new_arena, put, gemm, eventually, monkeypatch
 ):
@@ -486,6 +516,26 @@ async def test_a_file_is_on_the_disk_before_its_row_says_so(
     core.scheduler.writes._spill.hurry()
     await eventually(lambda: not core.scheduler.writes.unwritten[0])
     assert done == [core.store._catalog.get(array).extent.path, "row"]
+
+
+async def test_of_a_long_one_the_disk_is_waited_for_by_parts(
+    make_core, make_settings, fake, new_arena, put, gemm, eventually, monkeypatch
+):
+    """What is deleted meanwhile, and a server that stops, wait for one of them at most."""
+    monkeypatch.setattr(module, "_STEP", 16)
+    monkeypatch.setattr(module, "_FLUSH", 48)
+    core = await make_core(make_settings(write_back_delay_s=60.0, durability="power"), fake, new_arena())
+    a = await put(core.store, A)
+    info, _ = await core.jobs.submit(gemm(a, a))
+    fake.done(written=False)
+    await ask(core, (await core.jobs.wait(info.id, 60)).result["d"])
+    done, flush, pwrite = [], extents.Extent.flush, os.pwrite
+    monkeypatch.setattr(extents.Extent, "flush", lambda self: (done.append("flush"), flush(self)))
+    monkeypatch.setattr(module.os, "pwrite", lambda *given: (done.append(given[2] // 16), pwrite(*given))[1])
+    fake.write(info.id, A @ A)
+    core.scheduler.writes._spill.hurry()
+    await eventually(lambda: not core.scheduler.writes.unwritten[0])
+    assert done == [0, 1, 2, "flush", 3, 4, 5, "flush", 6, 7, "flush"]
 
 
 async def test_a_file_that_the_disk_did_not_take_is_written_anew(

@@ -9,7 +9,7 @@ import pytest
 from block_jobs import SIDE, run, sent
 
 from gemmserve_kernels import KernelError, Operand
-from gemmserve_kernels.device.spec import DeviceSpec
+from gemmserve_kernels.device.spec import KNOWN, DeviceSpec
 from gemmserve_service import products
 from gemmserve_service.executor.port import NodeLink
 from gemmserve_service.scheduling.blocks.blocks import BlockTask
@@ -60,6 +60,20 @@ async def test_a_block_that_a_device_cannot_compute_stays_where_it_was(make_sche
     taken = dispatch.take(other, worker)
     assert isinstance(taken, BlockTask)
     assert (other.left, list(other.under_way)) == (15, [taken.index])
+
+
+@pytest.mark.parametrize(("algorithm", "chosen"), [(None, "cuda:0"), ("numpy", "cpu"), ("of no device", "cuda:0")])
+async def test_what_is_computed_again_is_for_devices_that_have_its_algorithm(
+    blocky, make_fake, large, monkeypatch, algorithm, chosen
+):
+    """Others would compute other bits than those that somebody may have read."""
+    seconds = {"cpu": 1.0, "cuda:0": 0.1}
+    monkeypatch.setattr(Estimates, "seconds", lambda _, task, worker: seconds[worker.id])
+    fake = make_fake("cpu", "cuda:0")
+    fake.specs["cuda:0"] = KNOWN["H200"]
+    scheduler = await blocky(fake)
+    await large(scheduler, algorithm=algorithm)
+    assert {worker.id for worker, _ in fake.sent} == {chosen}
 
 
 # -- workers of other hosts

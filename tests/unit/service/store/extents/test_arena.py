@@ -91,6 +91,47 @@ def test_what_a_lost_worker_may_write_to_serves_again_when_the_next_one_is_there
     assert arena.allocate(7 * PAGE).start == PAGE
 
 
+def test_several_lost_workers_are_waited_for_though_the_extent_is_used_meanwhile(make):
+    arena = make(8 * PAGE)
+    extent, other = arena.allocate(4 * PAGE), arena.allocate(PAGE)
+    for worker in ("cuda:0", "cuda:1", "cuda:2"):
+        arena.suspect(extent, worker)
+    arena.worker_ready("cuda:2")
+    assert arena.owns(extent)
+    arena.free(extent)
+    arena.free(other)
+    assert (arena.quarantined_bytes, arena.used_bytes) == (4 * PAGE, 4 * PAGE)
+    with pytest.raises(ValueError, match="not live"):
+        arena.suspect(extent, "cuda:3")
+    arena.worker_ready("cuda:0")
+    assert arena.quarantined_bytes == 4 * PAGE
+    arena.worker_ready("cuda:1")
+    assert (arena.quarantined_bytes, arena.used_bytes) == (0, 0)
+
+
+def test_large_results_share_one_half_with_all_that_is_there(make):
+    arena = make(16 * PAGE)
+    assert arena.allocate_share([9 * PAGE]) is None
+    assert arena.allocate_share([4 * PAGE, 5 * PAGE]) is None
+    assert arena.used_bytes == 0
+    first, second = arena.allocate_share([3 * PAGE, 1])
+    assert (first.capacity, second.capacity, second.start) == (3 * PAGE, PAGE, 3 * PAGE)
+    assert arena.allocate(PAGE) is not None
+    assert arena.allocate_share([4 * PAGE]) is None, "five pages are taken"
+    assert arena.allocate_share([3 * PAGE]) is not None
+    assert arena.allocate(8 * PAGE) is not None, "the other half is free"
+
+
+def test_of_several_large_results_each_finds_room_in_one_place_or_none_is_given_any(make):
+    arena = make(32 * PAGE)
+    for number, page in enumerate([arena.allocate(PAGE) for _ in range(32)]):
+        if number % 4:
+            arena.free(page)
+    assert arena.allocate_share([2 * PAGE, 4 * PAGE]) is None
+    assert arena.used_bytes == 8 * PAGE
+    assert arena.allocate_share([2 * PAGE, 3 * PAGE]) is not None
+
+
 def test_nothing_is_allocated_before_workers_of_an_earlier_front_have_said_hello(make):
     arena = make(writers=["cuda:0", "cuda:1"])
     assert arena.allocate(1) is None
