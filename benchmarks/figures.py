@@ -452,11 +452,30 @@ def peers(how):
     return f"{statistics.median(seconds for run in runs for seconds in run):.3f} s"
 
 
+def peers_chosen(how):
+    """Return the median seconds of a product on two devices, or one, where `auto` chose whence panels come, or did not:
+    of all but the first of each run, which waits for pages.
+    """
+    runs = report("peer-panels-nvidia-h200-x2")["auto"]["seconds_with_the_first"][how]
+    return f"{statistics.median(seconds for run in runs for seconds in run[1:]):.3f} s"
+
+
+def first_of_large(part, how):
+    """Return the seconds of the first such product of a server, where its result is written to pages that nobody had."""
+    runs = report("peer-panels-nvidia-h200-x2")["auto"][part][how]
+    return f"{min(run[0] for run in runs):.2f} s"
+
+
 FIGURES = {
     "launchers": launchers,
     "peers.one": lambda: peers("one device"),
     "peers.device": lambda: peers("two, panels from the other"),
     "peers.host": lambda: peers("two, panels from the host"),
+    "peers.auto": lambda: peers_chosen("two, auto"),
+    "peers.never": lambda: peers_chosen("two, never"),
+    "peers.one-beside-auto": lambda: peers_chosen("one device"),
+    "large.first-to-arena": lambda: first_of_large("results_in_the_arena_seconds_with_the_first", "two"),
+    "large.first-to-file": lambda: first_of_large("seconds_with_the_first", "two, auto"),
     "cluster.overhead": cluster_overhead,
     "cluster.operands": cluster_operands,
     "cluster.jobs": cluster_jobs,
