@@ -461,7 +461,7 @@ def peers_chosen(how):
 
 
 def first_of_large(part, how):
-    """Return the seconds of the first such product of a server, where its result is written to pages that nobody had."""
+    """Return the seconds of a server's first such product, where its result is written to pages that nobody had."""
     runs = report("peer-panels-nvidia-h200-x2")["auto"][part][how]
     return f"{min(run[0] for run in runs):.2f} s"
 
