@@ -88,9 +88,9 @@ def outliers(x: Array, moduli: Moduli, most: int) -> Array:
 
 
 def integers(x: Array, code: Array) -> list[Array]:
-    """The scaled and rounded parts. int64 (lines, k)."""
-    factor = np.where(code == ZERO_LINE, 0, code & 7)[:, None] / 4
-    rounded = [np.rint(np.ldexp(np.asarray(p, np.float64), (code >> 3)[:, None]) * factor) for p in parts(x)]
+    """The scaled parts, of up to 56 bits, rounded once: long double has them all. int64 (lines, k)."""
+    factor = np.where(code == ZERO_LINE, 0, code & 7)[:, None] / np.longdouble(4)
+    rounded = [np.rint(np.ldexp(np.asarray(p, np.longdouble), (code >> 3)[:, None]) * factor) for p in parts(x)]
     return [each.astype(np.int64) for each in rounded]
 
 
@@ -149,11 +149,11 @@ def least(moduli: Moduli, k: int, *, complex_: bool) -> float:
     return counted * k * whole(moduli, k, complex_=complex_) ** 2
 
 
-def worst(moduli: Moduli, k: int, *, complex_: bool) -> float:
-    """3 + w: the bound of |D - R| in units of 2^-53 (|A| |B|) that always holds."""
+def lost(moduli: Moduli, k: int, *, complex_: bool) -> float:
+    """W: the bound of |D - R|, before D is rounded, in units of 2^-53 (|A| |B|) that always holds."""
     parts = 2 if complex_ else 1
-    lost = math.sqrt(parts * k) * moduli.target(k) + parts * k / 4
-    return 3 + lost / (UNIT * least(moduli, k, complex_=complex_))
+    found = math.sqrt(parts * k) * moduli.target(k) + parts * k / 4
+    return found / (UNIT * least(moduli, k, complex_=complex_))
 
 
 def deviation(moduli: Moduli, k: int, *, complex_: bool) -> float:

@@ -2,9 +2,9 @@
 
 The promise is one of elements: |D - R|_ij is small beside (|A| |B|)_ij, real and imaginary part each. Scaled lines x
 (rows of op(A)) and y (columns of op(B)), each of `parts` real parts, have Euclidean norms of at most t =
-`Moduli.target` and are rounded to integers; all that follows is exact but for one rounding of the result. Scaling
-rounds every element by 2^-53 of itself, integers by half a unit of the line's scale, which is what a line with one
-large element loses its other elements to.
+`Moduli.target` and are rounded to integers; scaling and all that follows is exact but for one rounding of the result.
+Integers round by half a unit of the line's scale, which is what a line with one large element loses its other elements
+to.
 
 **Counting.** With c = GAMMA t / sqrt(parts k), let s(x) = sum_k min(|x_k|, c) / c for each real part, at most k. From
 (1 - u)(1 - v) >= 0 for u, v in [0, 1] follows, whatever lies where,
@@ -25,18 +25,19 @@ lack has no tile that passes; it is neither scaled nor converted. Kernels count 
 that are not all zero, at most k / 4 of k 64ths in all, and bounds leave room for that: what they tell of is told by
 counting too, and no bit of a result depends on whether they were looked at.
 
-**What is lost.** Let d_k and e_k be what rounding to integers adds to x_k and y_k, at most 1/2. By Cauchy and Schwarz
-sum_k |d_k y_k + x_k e_k + d_k e_k|, over the pairs that make a part of D, is at most sqrt(parts k) t + parts k / 4, so
+**What is lost.** Let d_k and e_k be what rounding to integers adds to x_k and y_k, at most 1/2 (and 2^-43, which the
+margin of what kernels count covers). By Cauchy and Schwarz sum_k |d_k y_k + x_k e_k + d_k e_k|, over the pairs that
+make a part of D, is at most sqrt(parts k) t + parts k / 4, so
 
-    |D - R|_ij <= (3 + w) 2^-53 (|A| |B|)_ij  always,  w = 2^53 (sqrt(parts k) t + parts k / 4) / m          (2)
+    |D - R|_ij <= (1 + w) 2^-53 (|A| |B|)_ij  always,  w = 2^53 (sqrt(parts k) t + parts k / 4) / m          (2)
 
-where 3 are both scalings and the result. If roundings d_k, e_k are independent and symmetric (unlike those of a line of
+where 1 is the result's. If roundings d_k, e_k are independent and symmetric (unlike those of a line of
 equal elements), their sum has a standard deviation of at most t / sqrt(6), so that
 
-    |D - R|_ij <= (3 + z r) 2^-53 (|A| |B|)_ij  but for a chance of 2 exp(-z^2 / 2),  r = 2^53 t / (m sqrt(6))    (3)
+    |D - R|_ij <= (1 + z r) 2^-53 (|A| |B|)_ij  but for a chance of 2 exp(-z^2 / 2),  r = 2^53 t / (m sqrt(6))    (3)
 
-With 15 moduli r is 0.15 (float64) and 3.1 (complex128) at worst, half of that where all pairs have such deficits.
-On normal data (1) finds a third of what there is, and errors are 0.1 to 1 units.
+With 15 moduli r is 0.15 (float64) and 3.1 (complex128) at worst, half of that where all pairs have such deficits; with
+all that there are 0.011 and 0.033. On normal data (1) finds a third of what there is, and errors are 0.05 to 1 units.
 
 **Outliers.** A few elements far above the others make a line's scale too coarse for those. They are taken out of it:
 x = x' + x^, y = y' + y^, where x^ and y^ have at most `most_outliers` elements, and
@@ -46,7 +47,7 @@ x = x' + x^, y = y' + y^, where x^ and y^ have at most `most_outliers` elements,
 Scales, counts and residues are those of x' and y'; where x' is zero throughout, so are its integers. The other two
 sums, of disjoint steps of k, are added to the rounded first one with twice the bits (Dot2 of Ogita, Rump and Oishi:
 with s terms, what is added to the rounding of the result is below 4 s^2 2^-106 of the sum of magnitudes). Since (|x'|
-|y'|) and the magnitudes of those terms add up to (|A| |B|)_ij, (2) and (3) hold with 4 in the place of 3, whatever
+|y'|) and the magnitudes of those terms add up to (|A| |B|)_ij, (2) and (3) hold with 2 in the place of 1, whatever
 elements are outliers. Which are (cuda/ozaki/outliers.cuh) depends on the line and the 32 lines that it is one of:
 steps of k modulo 32 are 32 classes; the eighth smallest of their largest elements is an ordinary one wherever outliers
 lie in at most 24 of them; outliers are those above twice that (three times where k is small), where they are few

@@ -1,8 +1,9 @@
 """Products through residues on INT8 tensor cores: Ozaki scheme II. The host side.
 
     scale    the norm of every row of op(A) and column of op(B), rounded up -> a scale of 3 bits and an exponent
-    convert  scaled integers -> residues, one byte for each modulus (two for complex numbers: see `moduli`); and how
-             many elements of a line are large; nothing of lines that norms have told of, nor of what meets only such
+    convert  elements times scales, exactly, rounded to integers -> residues, one byte for each modulus (two for complex
+             numbers: see `moduli`); and how many elements of a line are large; nothing of lines that norms have told
+             of, nor of what meets only such
     multiply residues modulo each p, exactly, in INT8 with 32-bit sums
     combine  Chinese remainders, exactly, one rounding, then alpha, beta and C
     tiles    those that the counts do not let pass, in double precision on tensor cores (`dmma`)
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 
 MIN_K: Final = 128
-"""Shortest k of `auto`: scales that are no powers of two round every element once, an error of 3e-16 at k = 1."""
+"""Shortest k of `auto`: from there on ordinary data pass (`ozaki.bound`)."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
     if any(operand.dtype != problem.a.dtype for operand in (problem.b, problem.c) if operand is not None):
         return "A, B and C must have one dtype"
     if problem.compute == "auto" and problem.k < MIN_K:
-        return f"below k = {MIN_K} the rounding of scaled elements shows beside {problem.dtype.name}'s own"
+        return f"below k = {MIN_K} the rounding to integers shows beside {problem.dtype.name}'s own"
     if problem.k > MAX_K:
         return f"k is at most {MAX_K}"
     return None

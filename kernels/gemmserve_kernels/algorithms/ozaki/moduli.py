@@ -3,10 +3,12 @@
 Source: K. Ozaki, Y. Uchino, T. Imamura, Ozaki Scheme II: a GEMM-oriented emulation of floating-point matrix
 multiplication using an integer modular technique, arXiv 2504.08009, sections 3 and 4.
 
-Every row of op(A) and every column of op(B) is scaled so that its Euclidean norm is at most `Moduli.target`, and
-rounded to integers. By Cauchy and Schwarz no element of the integer product, real or imaginary part, then exceeds half
-the product of the moduli, so its residues determine it. The scale depends on nothing but the row: residues serve any
-partner. Cauchy and Schwarz lose a third of a bit a side to the best bound for random data.
+Every row of op(A) and every column of op(B) is scaled so that its Euclidean norm is at most `Moduli.target`, by a
+number of three bits, without a rounding, and rounded to integers: where those have more bits than elements, hardly
+anything is lost but by the rounding of the result. By Cauchy and Schwarz no element of the integer product, real or
+imaginary part, then exceeds half the product of the moduli, so its residues determine it. The scale depends on nothing
+but the row: residues serve any partner. Cauchy and Schwarz lose a third of a bit a side to the best bound for random
+data.
 
 Complex numbers have moduli of their own, of which -1 has a root: an odd number has one, r, where all its prime factors
 are 1 modulo 4. Then a + ib -> (a + rb, a - rb) modulo p is an isomorphism of the Gaussian integers modulo p to pairs,
@@ -24,11 +26,11 @@ from typing import Final
 
 import numpy as np
 
-MODULI: Final = (256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217, 211, 199, 197)
+MODULI: Final = (256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217, 211, 199, 197, 193)
 """For real numbers: the largest pairwise coprime integers up to 256."""
 SPLIT_MODULI: Final = (241, 233, 229, 221, 205, 197, 193, 181, 173, 157, 149, 137, 113, 109, 101, 97, 89)
 """For complex numbers: pairwise coprime, of prime factors that are 1 modulo 4, of the largest product that as many of
-them have up to 256. A scaled element has less than 2**62 units, with all of either (see `Moduli.powers`)."""
+them have up to 256. A scaled element has less than 2**63 units, with all of either (see `Moduli.powers`)."""
 LIMB: Final = 42
 """Bits of the lower two of three limbs with signs that integers modulo the product of the moduli are cut into."""
 LIMBS: Final = 3
@@ -139,7 +141,9 @@ def limbs(x: int) -> tuple[float, ...]:
 
 
 def needed(k: int, dtype: np.dtype) -> int:
-    """The number of moduli for the accuracy of `dtype` at this k: 15 for complex128 up to 22,000, 15 for float64."""
+    """The number of moduli for the accuracy of `dtype` at this k: 15 for complex128 up to 22,000, for float64 up to
+    four millions.
+    """
     dtype = np.dtype(dtype)
     complex_ = dtype.kind == "c"
     size = dtype.itemsize // (2 if complex_ else 1)

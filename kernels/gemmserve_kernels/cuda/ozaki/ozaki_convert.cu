@@ -2,15 +2,21 @@
 // a + rb and a - rb, r being the modulus's root of -1 (gemmserve_kernels.algorithms.ozaki.moduli). Lines are padded with
 // zeros to 128 steps, planes with lines of zeros: the multiplying kernel fetches 128 of them at a time. Outliers are zeros.
 //
-// A scaled element is cut into eight bytes with signs. Two dot products of them with powers of 2^8 modulo p are congruent to
-// it and at most 2^17; a quotient by p in float32 is then the right one.
+// Elements are scaled without a rounding and rounded once, to integers, which are cut into eight bytes with signs. Two dot
+// products of them with powers of 2^8 modulo p are congruent to an integer and at most 2^17; a quotient by p in float32 is
+// then the right one.
 #include "layout.cuh"
 #include "outliers.cuh"
 
 constexpr bool OUTLIERS = GEMM_OUTLIERS;
 constexpr int MODULI = GEMM_MODULI;
 constexpr int THREADS = 256, TILE_K = 128, TILE_LINES = ALONG_K ? 8 : 16;
-constexpr int BLOCKS = ALONG_K ? 6 : 5;  // of a multiprocessor at once: they wait for memory, and for what others have counted
+// Blocks of a multiprocessor at once: they wait for memory, and for what others have counted. On sm_120 six would spill.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int BLOCKS = 5;
+#else
+constexpr int BLOCKS = ALONG_K ? 6 : 5;
+#endif
 constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to integers
 
 struct Digits {
@@ -28,16 +34,28 @@ GEMM_DEVICE LineScale scale_of(int code) {
     return {power(half), power(e - half) * (0.25 * n)};
 }
 
-// An element times its line's scale; zero in a line that is flagged, which may hold NaN, or of zeros.
-GEMM_DEVICE double scaled(double x, int code, const LineScale& scale) {
-    return (code & 7) < 4 ? 0.0 : x * scale.first * scale.second;
-}
+// An element times the first factor of its line's scale, a power of two: exactly, but for what is far below a unit. Zero in a
+// line that is flagged, which may hold NaN, or of zeros.
+GEMM_DEVICE double lifted(double x, int code, const LineScale& scale) { return (code & 7) < 4 ? 0.0 : x * scale.first; }
 
-// The nearest integer, below 2^62, in digits: adding 128 to all of them leaves bytes without signs.
-GEMM_DEVICE Digits digits_of(double scaled) {
+// The integer nearest to x times `factor`, below 2^63, in digits: adding 128 to all of them leaves bytes without signs. The
+// product has up to 56 bits, which a double has not: what is above 2^11 is split off, of the rest the product is made once
+// more. Off by 1/2 + 2^-43 at most. Of single precision the product is exact.
+GEMM_DEVICE Digits digits_of(double x, double factor) {
     constexpr unsigned long long HALVES = 0x8080808080808080ull;
-    const Long whole = __double2ll_rn(scaled);
-    const unsigned long long digits = (static_cast<unsigned long long>(whole) + HALVES) ^ HALVES;
+    unsigned long long digits;
+    if constexpr (GEMM_TALLY) {
+        // Doubles from 2^64 to 2^65 are multiples of 2^12, those from 2^52 to 2^53 of 1: their bits are integers, but for
+        // constants, which are 2^63 of what `top` is shifted to and 0x4338 at the top of `bottom`.
+        constexpr double TOP = 27670116110564327424.0, BOTTOM = 6755399441055744.0;  // 1.5 * 2^64, 1.5 * 2^52
+        const double top = fma(x, factor, TOP);
+        const double bottom = fma(x, factor, TOP - top) + BOTTOM;
+        digits = (static_cast<unsigned long long>(bits_of(top)) << 12) + static_cast<unsigned long long>(bits_of(bottom)) +
+                 (HALVES - 0x8000000000000000ull - 0x4338000000000000ull);
+    } else {
+        digits = static_cast<unsigned long long>(__double2ll_rn(x * factor)) + HALVES;
+    }
+    digits ^= HALVES;
     return {static_cast<int>(digits & 0xffffffffu), static_cast<int>(digits >> 32)};
 }
 
@@ -249,9 +267,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ozaki_convert(Conv
         for (int i = 0; i < 4; ++i) {
 #pragma unroll
             for (int p = 0; p < PARTS; ++p) {
-                const double value = scaled(x[i].part[p], code, scale);
-                if (GEMM_TALLY) count.add(p, x[i].part[p], value, params.tally.step);
-                digits[p][i] = digits_of(p == 1 && params.conjugate ? -value : value);
+                const double value = lifted(x[i].part[p], code, scale);
+                if (GEMM_TALLY) count.add(p, x[i].part[p], value * scale.second, params.tally.step);
+                digits[p][i] = digits_of(p == 1 && params.conjugate ? -value : value, scale.second);
             }
         }
         if (counts) {
@@ -287,7 +305,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ozaki_convert(Conv
 #pragma unroll
                     for (int p = 0; p < PARTS; ++p) {
                         const double x = tile[t][4 * lane + i].part[p];
-                        count.add(p, x, scaled(x, code, scale), params.tally.step);
+                        count.add(p, x, lifted(x, code, scale) * scale.second, params.tally.step);
                     }
                 }
                 add_up(count.all(code), sums + first + t);
@@ -303,8 +321,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ozaki_convert(Conv
             for (int i = 0; i < 4; ++i) {
 #pragma unroll
                 for (int p = 0; p < PARTS; ++p) {
-                    const double value = scaled(tile[t][4 * lane + i].part[p], code, scale);
-                    digits[p][i] = digits_of(p == 1 && params.conjugate ? -value : value);
+                    const double value = lifted(tile[t][4 * lane + i].part[p], code, scale);
+                    digits[p][i] = digits_of(p == 1 && params.conjugate ? -value : value, scale.second);
                 }
             }
             convert(params, digits, residues + residue_offset(first + t, first_k + 4 * lane, params.pitch), plane);

@@ -10,7 +10,7 @@ import pytest
 from kernel_models import ozaki as ozaki_model
 
 from gemmserve_kernels.algorithms.ozaki import bound
-from gemmserve_kernels.algorithms.ozaki.moduli import Moduli, needed
+from gemmserve_kernels.algorithms.ozaki.moduli import Moduli, available, needed
 
 U = Fraction(1, 2**53)
 
@@ -101,11 +101,11 @@ def aligned(x, y, moduli):
     return nudged if np.array_equal(ozaki_model.codes(nudged, moduli), code) else x
 
 
-@pytest.mark.parametrize("count", [13, 14, 15])
+@pytest.mark.parametrize("count", [12, 13, 14])
 def test_a_search_does_not_break_the_bound(count):
     rng = np.random.default_rng()
     k, moduli = 128, Moduli.first(count)
-    limit = ozaki_model.worst(moduli, k, complex_=False)
+    limit = ozaki_model.lost(moduli, k, complex_=False)
     best = 0.0
     for _ in range(3):
         # Large where the other is small: the least that (1) allows.
@@ -118,12 +118,13 @@ def test_a_search_does_not_break_the_bound(count):
             for z in (u, v):
                 z[0, rng.integers(k, size=rng.integers(1, 6))] *= 2.0 ** rng.uniform(-12, 12)
             u = aligned(u, v, moduli)
+            v = aligned(v, u, moduli)
             if passes(u, v, moduli) and (found := share(u, v, moduli)) >= here:
                 x, y, here = u, v, found
         best = max(best, here)
     assert best <= limit
     # The search came near: the bound says something.
-    assert best >= limit / 60
+    assert best >= limit / 20
 
 
 @pytest.mark.parametrize("count", [15, 16, 17])
@@ -135,7 +136,7 @@ def test_complex_lines_keep_to_it(count):
         # Parts of one side may be as small as they like, if the other's are not.
         x, y = x[0] + 1j * x[1] * 2.0 ** rng.integers(-30, 1), y[0] + 1j * y[1]
         if passes(x, y, moduli):
-            assert share(x, y, moduli) <= ozaki_model.worst(moduli, k, complex_=True)
+            assert share(x, y, moduli) <= ozaki_model.lost(moduli, k, complex_=True)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
@@ -144,7 +145,7 @@ def test_lines_with_outliers_keep_to_it(dtype):
     rng = np.random.default_rng()
     k, complex_ = 128, dtype == "complex128"
     moduli = Moduli.first(15, complex_=complex_)
-    limit = ozaki_model.worst(moduli, k, complex_=complex_)
+    limit = ozaki_model.lost(moduli, k, complex_=complex_)
     served = 0
     for turn in range(24):
         pair, masks = [], []
@@ -167,8 +168,8 @@ def test_lines_with_outliers_keep_to_it(dtype):
 def test_a_search_does_not_break_the_bound_with_outliers():
     """As above, one outlier a line, which meets what is ordinary."""
     rng = np.random.default_rng()
-    k, moduli = 128, Moduli.first(15)
-    limit, best = ozaki_model.worst(moduli, k, complex_=False), 0.0
+    k, moduli = 128, Moduli.first(14)
+    limit, best = ozaki_model.lost(moduli, k, complex_=False), 0.0
     for _ in range(3):
         order = rng.permutation(k)
         x = np.where(order < k * rng.uniform(0.3, 0.6), 1.0, rng.uniform(0.01, 0.5)) * rng.uniform(0.9, 1.1, k)
@@ -181,11 +182,12 @@ def test_a_search_does_not_break_the_bound_with_outliers():
                 z[0, rng.integers(k, size=rng.integers(1, 6))] *= 2.0 ** rng.uniform(-12, 12)
             rest = [np.where(mask, 0, z) for z, mask in zip((u, v), masks, strict=True)]
             u = np.where(masks[0], u, aligned(rest[0], rest[1], moduli))
-            rest[0] = np.where(masks[0], 0, u)
+            v = np.where(masks[1], v, aligned(rest[1], np.where(masks[0], 0, u), moduli))
+            rest = [np.where(mask, 0, z) for z, mask in zip((u, v), masks, strict=True)]
             if passes(*rest, moduli) and (found := share_apart(u, v, moduli, masks)) >= here:
                 x, y, here = u, v, found
         best = max(best, here)
-    assert limit / 60 <= best <= limit
+    assert limit / 20 <= best <= limit
 
 
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
@@ -258,8 +260,9 @@ def test_independent_roundings_lose_what_is_said(dtype):
         lines.append(x + 1j * rng.standard_normal((60, k)) if dtype == "complex128" else x)
     x, y = lines
     shares = [share(x[i : i + 1], y[i : i + 1], moduli) for i in range(60)]
-    assert math.sqrt(np.mean(np.square(shares))) <= 1 + ozaki_model.deviation(moduli, k, complex_=dtype == "complex128")
-    assert max(shares) <= 4
+    deviation = ozaki_model.deviation(moduli, k, complex_=dtype == "complex128")
+    assert math.sqrt(np.mean(np.square(shares))) <= deviation
+    assert max(shares) <= 6 * deviation
 
 
 def lines(kind, rng, n, k, dtype):
@@ -296,15 +299,17 @@ def lines(kind, rng, n, k, dtype):
     raise ValueError(kind)
 
 
-@pytest.mark.parametrize("k", [128, 300, 1024, 8192])
+@pytest.mark.parametrize("k", [128, 300, 1024, 1200, 1400, 2047, 8193])
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 def test_what_passes(k, dtype):
-    rng = np.random.default_rng()
-    moduli = Moduli.first(needed(k, np.dtype(dtype)), complex_=dtype == "complex128")
-    for kind in ("normal", "uniform", "one-sided", "QAM", "scaled", "steering"):
-        worst = deficits(lines(kind, rng, 128, k, dtype), moduli)[:, 0].max()
-        # Without a doubt, or nearly so where k is small.
-        assert (2 if k > 200 else 1.8) * bound.WHOLE * worst <= bound.limit(k), kind
+    """Wherever norms lie between two scales: with the moduli that `auto` takes, and with all."""
+    rng, complex_ = np.random.default_rng(), dtype == "complex128"
+    for count in (needed(k, np.dtype(dtype)), len(available(complex_=complex_))):
+        moduli = Moduli.first(count, complex_=complex_)
+        for kind in ("normal", "uniform", "one-sided", "QAM", "scaled", "steering"):
+            worst = deficits(lines(kind, rng, 128, k, dtype), moduli)[:, 0].max()
+            # Without a doubt, or nearly so where k is small.
+            assert (2 if k > 200 else 1.8) * bound.WHOLE * worst <= bound.limit(k), kind
 
 
 @pytest.mark.parametrize("k", [128, 1024])

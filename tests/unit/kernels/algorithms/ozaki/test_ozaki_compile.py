@@ -9,6 +9,7 @@ from kernel_sources import SourceRecorder, compiled
 from gemmserve_kernels.algorithms.ozaki import gemm as ozaki
 from gemmserve_kernels.device import compiler
 from gemmserve_kernels.device.spec import KNOWN
+from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
@@ -28,7 +29,7 @@ REGISTERS = {
 DOUBLE = ("complex128", "float64")
 
 
-def _sources(dtype, trans, planar=False):
+def _sources(dtype, trans, planar=False, **config):
     dtype = np.dtype(dtype)
     n = 8192
     shape, strides = (n, n), (n * dtype.itemsize, dtype.itemsize)
@@ -38,7 +39,7 @@ def _sources(dtype, trans, planar=False):
     options = {"trans_a": trans[0], "trans_b": trans[1], "layout": "planar" if planar else "interleaved"}
     problem = GemmProblem.build(Operand.of(x), Operand.of(x), compute="ozaki", **options)
     recorder = SourceRecorder(KNOWN["H200"])
-    ozaki.run_gemm(recorder, problem, None, x, x, None, x)
+    ozaki.run_gemm(recorder, problem, GemmConfig(**config), x, x, None, x)
     return {(entry, source) for source, entry, _ in recorder.launched}
 
 
@@ -57,6 +58,15 @@ def test_on_hopper(dtype, trans):
     sources = _sources(dtype, trans)
     assert {entry for entry, _ in sources} == set(REGISTERS) - {"ozaki_patch" if dtype in DOUBLE else "dmma_tiles"}
     for entry, source in sources:
+        _check(entry, source, "sm_90a")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "moduli"), [("complex128", 16), ("complex128", 17), ("float64", 14), ("float64", 16)]
+)
+@pytest.mark.parametrize("trans", ["NN", "TT"])
+def test_other_numbers_of_moduli_on_hopper(dtype, moduli, trans):
+    for entry, source in _sources(dtype, trans, moduli=moduli):
         _check(entry, source, "sm_90a")
 
 

@@ -56,7 +56,7 @@ def test_codes_and_residues_are_the_models(kind, dtype, trans):
         pytest.skip("beyond its range")
     x, *_ = Case((20, 137), (137, 3), dtype, kind).arrays()
     complex_ = dtype == "complex128"
-    count = 17 if complex_ else 14
+    count = len(available(complex_=complex_))
     launcher, moduli = shim(), Moduli.first(count, complex_=complex_)
     stored = launcher.array(np.ascontiguousarray(x.T) if trans == "T" else x)
     prepared = ozaki.prepare_operand(launcher, stored, "a", trans, moduli=count)
@@ -78,6 +78,20 @@ def test_the_result_has_the_models_bits(kind, dtype):
         a, b, _ = result.arrays
         moduli = Moduli.first(count, complex_=dtype == "complex128")
         np.testing.assert_array_equal(result.value, ozaki_model.gemm(a, b, moduli))
+
+
+@pytest.mark.parametrize("k", [1200, 1400, 2048])
+@pytest.mark.parametrize("dtype", ["complex128", "float64"])
+def test_all_moduli_leave_one_rounding(dtype, k):
+    """Whatever the norms of lines: the result is as good as the exact one rounded to nearest, and made of residues."""
+    case = Case((9, k), (k, 9), dtype, tile={"moduli": len(available(complex_=dtype == "complex128"))})
+    launcher = shim()
+    result = on_shim(case, launcher)
+    nearest = reference.errors(result.exact.astype(dtype), result.exact)
+    assert result.errors.rel_fro <= 1.1 * nearest.rel_fro
+    native = launcher.empty((9, 9), np.dtype(dtype))
+    dmma.run_gemm(launcher, result.problem, None, *result.device[:2], None, native)
+    assert (np.asarray(native) != result.value).any()
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
