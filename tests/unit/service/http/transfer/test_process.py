@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from live_server import until
 
 from gemmserve_service.http.transfer.process import TransferProcess
 from gemmserve_service.http.transfer.protocol import MAX_PACKET, TO_FRONT, End, Forget, Hello, Stop, Transfer
@@ -115,6 +116,64 @@ def test_a_client_that_breaks_its_connection_in_the_middle(scene):
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
         assert scene.said().end is End.HANGUP
+
+
+@pytest.fixture
+def tcp():
+    """The two ends of a connection by TCP: the front's, and its client's."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        connection, _ = listener.accept()
+    connection.setblocking(False)
+    client.settimeout(60)
+    with connection, client:
+        yield connection, client
+
+
+def low_water(connection):
+    """Bytes from which on who waits for the connection is woken."""
+    return connection.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+
+
+@pytest.mark.parametrize(("count", "low"), [(10, 10), (SIZE, SIZE)])
+def test_it_is_woken_when_what_it_waits_for_has_come(scene, tcp, count, low):
+    connection, client = tcp
+    scene.move("in", 0, count, fds=(connection.fileno(), scene.extent))
+    until(lambda: low_water(connection) == low)
+    client.sendall(b"x" * count)
+    assert scene.said().end is End.DONE
+    assert low_water(connection) == 1  # the next request is shorter
+
+
+def test_patience_ends_with_what_came_though_it_waits_for_more(scene, tcp):
+    connection, client = tcp
+    scene.move("in", 0, SIZE, patience_s=0.5, fds=(connection.fileno(), scene.extent))
+    client.sendall(b"x" * 1000)
+    said = scene.said()
+    assert (said.count, said.end) == (1000, End.PATIENCE)
+    assert low_water(connection) == 1
+    assert os.pread(scene.extent, 1001, 0) == b"x" * 1000 + b"\0"
+
+
+@pytest.mark.parametrize("sent", [0, 1000])
+def test_one_that_is_stopped_leaves_the_connection_as_it_was(scene, tcp, sent):
+    connection, client = tcp
+    scene.move("in", 0, SIZE, fds=(connection.fileno(), scene.extent))
+    until(lambda: low_water(connection) == SIZE)
+    client.sendall(b"x" * sent)
+    scene.tell(Stop(id=1))
+    assert scene.said().end is End.STOPPED
+    assert low_water(connection) == 1
+
+
+def test_a_client_that_hangs_up_with_less_than_is_waited_for(scene, tcp):
+    connection, client = tcp
+    scene.move("in", 0, SIZE, fds=(connection.fileno(), scene.extent))
+    until(lambda: low_water(connection) == SIZE)
+    client.sendall(b"x" * 1000)
+    client.close()
+    said = scene.said()
+    assert (said.count, said.end) == (1000, End.HANGUP)
 
 
 def test_it_stops_when_it_is_told(scene):
