@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 
 from gemmserve._base import ClientBase, flattened, newest
@@ -12,12 +10,12 @@ from gemmserve._calls.flows import (
     CLEANUP_LIMIT_S,
     TEMPORARY_TTL_S,
     Flow,
-    Submitted,
     prepare,
     submission,
     submissions,
 )
 from gemmserve._calls.linalg import LinearAlgebra
+from gemmserve._calls.mapped import Mapped
 from gemmserve._calls.params import (
     EinsumOptions,
     GemmManyOptions,
@@ -30,7 +28,7 @@ from gemmserve._calls.params import (
     results_of,
 )
 from gemmserve._contraction import calls as contraction
-from gemmserve._errors import GemmserveError, ParameterInvalid
+from gemmserve._errors import APIError, GemmserveError, ParameterInvalid, numbered
 from gemmserve._handles.handle import base_of, local_array
 from gemmserve._job import Job
 from gemmserve._model import ArrayInfo, JobInfo
@@ -267,31 +265,28 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport], LinearAlgebra):
         """The results of many products, in order, as they come: an iterator of what each `Job.result()` would give.
 
         `asked` is what `submit_many` takes, and may be endless: so many products as `in_flight` are on the server at
-        one time, and the next are asked for as results are taken. An error of a product is raised in its place and ends
-        the iteration; `errors="return"` gives it in the place of the result. What the server refuses to queue is
-        raised. When the iterator is closed, products that are not done are cancelled.
+        one time, and the next are asked for as results are taken. As with `concurrent.futures.Executor.map`, the error
+        of a product, one that is refused or one that fails, is raised in its place, after the results before it, and
+        ends the iteration; `errors="return"` gives it in the place of the result, and goes on. `problem["item"]` is the
+        product's number in `asked`. What keeps the server from taking any product (a full store, a key that is not
+        valid, no answer), and an error of `asked` itself, is raised with either, after the results before it. When the
+        iterator is closed, products that are not done are cancelled.
         """
-        source = iter(asked)
-        pending: deque[Submitted] = deque()
-        infos: Sequence[JobInfo] = ()
+        products = Mapped(self._flows, asked, in_flight, errors)
         try:
-            while True:
-                while len(pending) < 2 and (some := submissions(islice(source, max(in_flight // 2, 1)))):
-                    pending.extend(self._run(self._flows.submit_many(some)))
-                for info in infos:
-                    try:
-                        result: Any = Job(self, info)._result()
-                    except GemmserveError as error:
-                        if errors == "raise":
-                            raise
-                        result = error
+            while (outcomes := self._run(products.next())) is not None:
+                for number, outcome in outcomes.items():
+                    result: Any = outcome
+                    if isinstance(outcome, JobInfo):
+                        try:
+                            result = Job(self, outcome)._result()
+                        except GemmserveError as error:
+                            result = numbered(error, number) if isinstance(error, APIError) else error
+                    if isinstance(result, GemmserveError) and errors == "raise":
+                        raise result
                     yield result
-                if not pending:
-                    return
-                infos = self._run(self._flows.gather(pending[0]))
-                pending.popleft()
         finally:
-            self._run(self._flows.cancel_all(pending))
+            self._run(products.cancel())
 
     def put(
         self,

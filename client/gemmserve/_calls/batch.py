@@ -63,7 +63,7 @@ class Column:
                 samples.append((i, entries[-1], sample(entries[-1])))
         for i, array, seen in samples:
             if sample(array) != seen:
-                raise filled_again(name, i)
+                raise _errors.numbered(filled_again(name), i)
         return cls(name, entries, shared=False)
 
 

@@ -71,11 +71,11 @@ def sample(array: AnyArray) -> bytes:
     return array[tuple(slice(None, None, -(-n // most) or 1) for n in array.shape)].tobytes()
 
 
-def filled_again(name: str, item: int) -> _errors.ParameterInvalid:
+def filled_again(name: str) -> _errors.ParameterInvalid:
     """The error of an array that an iterator gave and has changed before all that goes together was sent."""
     return _errors.ParameterInvalid(
-        f"{name} of product {item} has been filled again before it was sent: give a copy of it, x.copy()",
-        problem={"parameter": name, "item": item},
+        f"{name} has been filled again before it was sent: give a copy of it, x.copy()",
+        problem={"parameter": name},
     )
 
 
