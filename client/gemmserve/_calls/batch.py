@@ -50,7 +50,7 @@ class Column:
         """
         if isinstance(value, ArrayHandle):
             return cls(name, [value], shared=True)
-        if hasattr(value, "__array__") or not hasattr(value, "__iter__"):
+        if hasattr(value, "__array__") or isinstance(value, str) or not hasattr(value, "__iter__"):
             array = as_array(value, name)
             if array.ndim > (3 if layout == "planar" else 2):
                 return cls(name, list(array), shared=False, stacked=True)

@@ -29,9 +29,7 @@ def as_array(value: Any, name: str = "array") -> AnyArray:
     result would be of another dtype than NumPy's.
     """
     if isinstance(value, str | os.PathLike):
-        raise _errors.DtypeUnsupported(
-            f"{name} is a file's name, {os.fspath(value)!r}, and no array: numpy.load({os.fspath(value)!r}) reads one"
-        )
+        raise _errors.DtypeUnsupported(_of_text(name, os.fspath(value)))
     masked = sys.modules.get("numpy.ma")  # whose import takes time, and which made the array if it is masked
     if masked is not None and isinstance(value, masked.MaskedArray):
         raise _errors.DtypeUnsupported(
@@ -48,6 +46,16 @@ def as_array(value: Any, name: str = "array") -> AnyArray:
             f"{name} has dtype {array.dtype}; the dtypes are {', '.join(DTYPES)}. {_hint(array)}"
         )
     return array
+
+
+def _of_text(name: str, text: str | bytes) -> str:
+    """What is wrong with a text in an array's place: an id that there is a handle of, or a file's name."""
+    kind, _, rest = text.partition("_") if isinstance(text, str) else ("", "", "")
+    if kind == "arr" and rest.replace("_", "").isalnum():
+        return f"{name} is the id of an array, {text!r}: client.array({text!r}) is its handle"
+    if kind == "job" and rest.replace("_", "").isalnum():
+        return f"{name} is the id of a job, {text!r}: client.job({text!r}).result() is the handle of its result"
+    return f"{name} is a file's name, {text!r}, and no array: numpy.load({text!r}) reads one"
 
 
 def _hint(array: AnyArray) -> str:

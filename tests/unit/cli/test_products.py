@@ -65,6 +65,19 @@ def test_streams(cli, files) -> None:
     np.testing.assert_allclose(np.load(io.BytesIO(done.data)), files.a @ files.b, rtol=1e-4)
 
 
+def test_what_is_nearly_an_id_is_told_from_a_file(cli, service, files) -> None:
+    for wrong, hint in (
+        ("arr_01JD2W7M4H8K3N5P6Q9R0S1T2V", "no id of an array"),
+        ("job_01jd2w7m4h8k3n", "jobs show job_01"),
+    ):
+        done = cli("gemm", wrong, "b.npy")
+        assert done.status == 2
+        assert hint in done.err
+    assert service.requests == []
+    np.save("arr_a.npy", files.a)
+    assert cli("gemm", "arr_a.npy", "b.npy", "-o", "d.npy").status == 0
+
+
 def test_terminals_and_streams_used_twice_are_wrong_usage(cli, service, files) -> None:
     for arguments, kwargs in (
         (("gemm", "-", "-", "-o", "d.npy"), {"stdin": b""}),
