@@ -213,9 +213,9 @@ class AsyncClient(ClientBase[AsyncIO, httpx.AsyncBaseTransport], LinearAlgebra):
             while (outcomes := await self._run(products.next())) is not None:
                 for number, outcome in outcomes.items():
                     result: Any = outcome
-                    if isinstance(outcome, JobInfo):
+                    if not isinstance(outcome, APIError):
                         try:
-                            result = await AsyncJob(self, outcome)._result()
+                            result = await AsyncJob(self, *outcome)._result()
                         except GemmserveError as error:
                             result = numbered(error, number) if isinstance(error, APIError) else error
                     if isinstance(result, GemmserveError) and errors == "raise":

@@ -10,6 +10,7 @@ from gemmserve._calls.flows import (
     CLEANUP_LIMIT_S,
     TEMPORARY_TTL_S,
     Flow,
+    expected_of,
     prepare,
     submission,
     submissions,
@@ -25,11 +26,10 @@ from gemmserve._calls.params import (
     TensordotOptions,
     keywords,
     params_of,
-    results_of,
 )
 from gemmserve._contraction import calls as contraction
 from gemmserve._errors import APIError, GemmserveError, ParameterInvalid, numbered
-from gemmserve._handles.handle import base_of, local_array
+from gemmserve._handles.handle import local_array
 from gemmserve._job import Job
 from gemmserve._model import ArrayInfo, JobInfo
 from gemmserve._program import Program
@@ -232,10 +232,8 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport], LinearAlgebra):
         present, encoded, remote = prepare(op, operands, params)
         if not remote:
             return self._run(self._flows.one_shot(op, present, encoded, timeout=timeout))
-        job = Job(self, self._run(self._flows.run(op, present, encoded, timeout=timeout)))
-        done = job.info.state == "succeeded"
-        expected = results_of(op, {name: base_of(x) for name, x in present.items()}, params) if done else {}
-        return job._result(timeout, expected)
+        info = self._run(self._flows.run(op, present, encoded, timeout=timeout))
+        return Job(self, info, expected_of(op, present, params))._result(timeout)
 
     def submit(self, op: str, a: Operand, b: Operand, c: Operand | None = None, **params: Any) -> Job:
         """Queues a "gemm" or "gemm_reduce" and returns its Job at once.
@@ -246,7 +244,7 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport], LinearAlgebra):
         this job only.
         """
         operands, encoded = submission(op, {"a": a, "b": b, "c": c}, params)
-        return Job(self, self._run(self._flows.submit(op, operands, encoded)))
+        return Job(self, self._run(self._flows.submit(op, operands, encoded)), expected_of(op, operands, encoded))
 
     def submit_many(self, asked: Iterable[Mapping[str, Any]]) -> list[Job]:
         """Queues many products by few exchanges and returns their Jobs, in order.
@@ -256,8 +254,9 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport], LinearAlgebra):
         were accepted before are cancelled, and the error names the first that is wrong (`problem["item"]`). A local
         operand that several of them use is uploaded once. Raises what `gemm` raises.
         """
-        submitted = self._run(self._flows.submit_many(submissions(asked)))
-        return [Job(self, info) for each in submitted for info in each.infos]
+        products = submissions(asked)
+        infos = [info for each in self._run(self._flows.submit_many(products)) for info in each.infos]
+        return [Job(self, info, expected_of(*each)) for info, each in zip(infos, products, strict=True)]
 
     def map(
         self, asked: Iterable[Mapping[str, Any]], *, in_flight: int = 256, errors: Literal["raise", "return"] = "raise"
@@ -277,9 +276,9 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport], LinearAlgebra):
             while (outcomes := self._run(products.next())) is not None:
                 for number, outcome in outcomes.items():
                     result: Any = outcome
-                    if isinstance(outcome, JobInfo):
+                    if not isinstance(outcome, APIError):
                         try:
-                            result = Job(self, outcome)._result()
+                            result = Job(self, *outcome)._result()
                         except GemmserveError as error:
                             result = numbered(error, number) if isinstance(error, APIError) else error
                     if isinstance(result, GemmserveError) and errors == "raise":

@@ -19,10 +19,10 @@ import numpy as np
 
 from gemmserve import _errors, wire
 from gemmserve._calls import requests
-from gemmserve._calls.params import check_shapes, compose, to_json
+from gemmserve._calls.params import check_shapes, compose, results_of, to_json
 from gemmserve._calls.places import by_cell
 from gemmserve._calls.requests import LONG_POLL_S, Pause, Request, Together, Work
-from gemmserve._handles.handle import ArrayHandle
+from gemmserve._handles.handle import ArrayHandle, base_of
 from gemmserve._model import JobInfo
 from gemmserve._transfer.arrays import as_array, filled_again, sample
 from gemmserve._transfer.parts import PART, PARTS_FROM, Download, Span, Stretch, divisible, flat, spans
@@ -77,6 +77,9 @@ Known: TypeAlias = "dict[int, tuple[AnyArray, str]]"
 
 Asked: TypeAlias = tuple[str, Mapping[str, Any], Mapping[str, Any]]
 """Operation, operands and encoded parameters of a job, as `submission` gives them."""
+
+Expected: TypeAlias = "Callable[[], Mapping[str, Base | None]]"
+"""Function that returns what the results of a product are, by name, where that follows from its operands."""
 
 Sampled: TypeAlias = "tuple[int, str, AnyArray, bytes]"
 """Number of a product, name of a local operand, the array, and some of its elements when it was given."""
@@ -701,6 +704,11 @@ def submission_of(asked: Mapping[str, Any]) -> Asked:
     op = params.pop("op")
     operands = {name: params.pop(name, None) for name in ("a", "b", "c")}
     return (op, *submission(op, operands, params))
+
+
+def expected_of(op: str, operands: Mapping[str, Any], params: Mapping[str, Any]) -> Expected:
+    """The results of a product that the server has accepted. It holds no operand."""
+    return partial(results_of, op, {name: base_of(x) for name, x in operands.items()}, params)
 
 
 def sampled(number: int, asked: Asked) -> list[Sampled]:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from gemmserve import _errors
 from gemmserve._calls import requests
-from gemmserve._calls.flows import TOGETHER, Submitted, filled, sampled, submission_of
+from gemmserve._calls.flows import TOGETHER, Submitted, expected_of, filled, sampled, submission_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import TypeAlias
 
-    from gemmserve._calls.flows import Asked, Flow, Flows, Known, Sampled
+    from gemmserve._calls.flows import Asked, Expected, Flow, Flows, Known, Sampled
     from gemmserve._model import JobInfo
 
-    Outcome: TypeAlias = JobInfo | _errors.APIError
+    Outcome: TypeAlias = tuple[JobInfo, Expected] | _errors.APIError
 
 _OF_SERVER: Final = (_errors.Overloaded, _errors.StoreFull, _errors.Unauthorized, _errors.Forbidden)
 """Errors that the next product would meet too, whichever one the server names."""
@@ -31,7 +31,8 @@ _DONE: Final[Any] = object()
 class _Chunk:
     """Products that were submitted together, and those among them that were refused."""
 
-    numbers: list[int]
+    expected: dict[int, Expected]
+    """Functions that return what their results are, by their numbers."""
     submitted: Submitted
     refused: dict[int, _errors.APIError]
 
@@ -61,8 +62,8 @@ class Mapped:
         """Number of the product in whose place it is raised."""
 
     def next(self) -> Flow[dict[int, Outcome] | None]:
-        """The outcomes of the next products, final jobs or errors, by number; None: there are no more. The products
-        after them are submitted before it returns. Raises what ended them.
+        """The outcomes of the next products by number: final jobs with what their results are, or errors; None: there
+        are no more. The products after them are submitted before it returns. Raises what ended them.
         """
         yield from self._fill()
         if not self._pending:
@@ -73,7 +74,8 @@ class Mapped:
         infos = yield from self._flows.gather(chunk.submitted)
         self._pending.popleft()
         yield from self._fill()
-        outcomes: dict[int, Outcome] = {**chunk.refused, **dict(zip(chunk.numbers, infos, strict=True))}
+        done = zip(infos, chunk.expected.values(), strict=True)
+        outcomes: dict[int, Outcome] = {**chunk.refused, **dict(zip(chunk.expected, done, strict=True))}
         return {n: outcomes[n] for n in sorted(outcomes) if self._error is None or n < self._stop}
 
     def cancel(self) -> Flow[None]:
@@ -84,7 +86,7 @@ class Mapped:
         while len(self._pending) < self._chunks and not self._over:
             asked, refused = self._take()
             chunk = yield from self._flows.with_temporaries(partial(self._submit, asked, refused))
-            if chunk.numbers or chunk.refused:
+            if chunk.expected or chunk.refused:
                 self._pending.append(chunk)
 
     def _take(self) -> tuple[dict[int, Asked], dict[int, _errors.APIError]]:
@@ -156,8 +158,9 @@ class Mapped:
                     self._end(number, error)
                 jobs = {each: job for each, job in jobs.items() if each < number}
             else:
-                return _Chunk(list(jobs), Submitted(list(jobs.values()), key, infos), refused)
-        return _Chunk([], Submitted([], "", []), refused)
+                expected = {number: expected_of(*asked[number]) for number in jobs}
+                return _Chunk(expected, Submitted(list(jobs.values()), key, infos), refused)
+        return _Chunk({}, Submitted([], "", []), refused)
 
 
 def _meant(error: _errors.GemmserveError, numbers: list[int]) -> tuple[int, bool]:

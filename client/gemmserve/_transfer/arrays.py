@@ -49,7 +49,7 @@ def as_array(value: Any, name: str = "array") -> AnyArray:
 
 
 def _of_text(name: str, text: str | bytes) -> str:
-    """What is wrong with a text in an array's place: an id that there is a handle of, or a file's name."""
+    """Message on a text in the place of an array: an id that there is a handle of, or the name of a file."""
     kind, _, rest = text.partition("_") if isinstance(text, str) else ("", "", "")
     if kind == "arr" and rest.replace("_", "").isalnum():
         return f"{name} is the id of an array, {text!r}: client.array({text!r}) is its handle"

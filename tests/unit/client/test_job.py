@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 from functools import partial
@@ -130,6 +131,27 @@ async def test_events(connected, service, random_complex) -> None:
 def test_repr(client, random_complex) -> None:
     job = client.submit("gemm", random_complex(2, 2), random_complex(2, 2))
     assert repr(job) == f"<Job {job.id} gemm queued at http://127.0.0.1:8000>"
+
+
+async def test_a_result_shows_what_it_is(connected, random_complex) -> None:
+    remote = await done(connected.put(random_complex(3, 4)))
+    job = await done(connected.submit("gemm", remote, remote.H, order="F"))
+    found = [await done(job.result()), await done((await done(connected.job(job.id))).result())]
+    found += [await done((await done(connected.submit_many([{"op": "gemm", "a": remote, "b": remote.H}])))[0].result())]
+    found += await items(connected.map([{"op": "gemm", "a": remote, "b": remote.H}]))
+    for result in found:
+        assert "complex64[3, 3] 72 B" in repr(result)
+
+
+def test_it_is_known_without_asking_where_the_operands_are(client, service, random_complex) -> None:
+    remote = client.put(random_complex(3, 4))
+    job = client.submit("gemm_reduce", remote, random_complex(4, 5), reduce=["absmax", "argmax"], axis="n")
+    job.wait()
+    asked = len(service.requests)
+    assert [repr(x).split()[2] for x in copy.copy(job).result().values()] == ["float32[3]", "int64[3]"]
+    assert len(service.requests) == asked
+    client.job(job.id).result()
+    assert service.calls[asked:] == ["GET /v1/jobs/job", "GET /v1/arrays/arr", "GET /v1/arrays/arr"]
 
 
 class Streams:
