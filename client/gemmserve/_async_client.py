@@ -32,7 +32,7 @@ from gemmserve._errors import APIError, GemmserveError, ParameterInvalid, number
 from gemmserve._handles.handle import local_array
 from gemmserve._job import AsyncJob
 from gemmserve._model import ArrayInfo, JobInfo
-from gemmserve._program import AsyncProgram
+from gemmserve._programs.program import AsyncProgram
 from gemmserve._remote import AsyncRemoteArray
 from gemmserve._transport.async_io import AsyncIO
 from gemmserve._transport.library import httpx

@@ -32,7 +32,7 @@ from gemmserve._errors import APIError, GemmserveError, ParameterInvalid, number
 from gemmserve._handles.handle import local_array
 from gemmserve._job import Job
 from gemmserve._model import ArrayInfo, JobInfo
-from gemmserve._program import Program
+from gemmserve._programs.program import Program
 from gemmserve._remote import RemoteArray
 from gemmserve._transport.library import httpx
 from gemmserve._transport.sync_io import SyncIO
