@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _MAX_SHOWN: Final = 40
 """Characters of a value that a message repeats."""
 
+_KEY: Final = "[key]"
+"""End of the place of an error of pydantic's that is about a key of an object."""
 _EXACT: Final = 1e15
 """Size up to which a whole number is shown without its point."""
 
@@ -53,11 +55,17 @@ _LENGTHS: Final[Mapping[str, tuple[str, str, str]]] = {
 def field_of(error: Mapping[str, Any]) -> tuple[int | str, ...]:
     """The place of the field that an error of pydantic's is about: that which tells models apart is in its object."""
     place: tuple[int | str, ...] = error["loc"]
+    if place[-1:] == (_KEY,):
+        return place[:-1]
     return (*place, _discriminator(error)) if error["type"].startswith("union_tag_") else place
 
 
 def message_of(error: Mapping[str, Any], *, show: bool = True) -> str:
     """Return what is wrong with a field, to be read behind its name. `show`: the value may be repeated."""
+    return f"the key {_message(error, show=show)}" if error["loc"][-1:] == (_KEY,) else _message(error, show=show)
+
+
+def _message(error: Mapping[str, Any], *, show: bool) -> str:
     kind, value, context = str(error["type"]), error.get("input"), error.get("ctx") or {}
     given = f", not {_shown(value)}" if show else ""
     if kind == "extra_forbidden":

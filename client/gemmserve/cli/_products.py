@@ -25,13 +25,19 @@ _ID: Final = re.compile(r"arr_[0-9a-z]{26}(?:_[1-9][0-9]{0,2})?")
 
 def scalar(text: str) -> complex:
     """A real or complex number as Python writes it, `2`, `1e-3`, `1+2j`; `i` will do for `j`."""
-    return complex(text.replace(" ", "").replace("i", "j"))
+    try:
+        return complex(text.replace(" ", "").replace("i", "j"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a number is written as 2, 1e-3 or 1+2j, not {text!r}") from None
 
 
 def _config(text: str) -> dict[str, Any]:
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError("a config is a JSON object")
+        raise argparse.ArgumentTypeError(f'a config is a JSON object, as {{"block_m": 128}}, not {text!r}')
     return value
 
 

@@ -133,6 +133,18 @@ def test_scalars(text, value) -> None:
     assert scalar(text) == value
 
 
+def test_what_is_no_number_or_config_is_said(cli, service, files) -> None:
+    for flag, value, said in (
+        ("--alpha", "x", "a number is written as 2, 1e-3 or 1+2j, not 'x'"),
+        ("--config", "{block_m: 1}", "a config is a JSON object"),
+        ("--config", "[1]", "a config is a JSON object"),
+    ):
+        done = cli("gemm", "a.npy", "b.npy", "-o", "d.npy", flag, value)
+        assert done.status == 2
+        assert said in done.err
+    assert service.requests == []
+
+
 def test_an_output_without_a_folder_costs_nothing(cli, service, files) -> None:
     done = cli("gemm", "a.npy", "b.npy", "-o", "/nonexist/d.npy")
     assert (done.status, done.err) == (2, "gemmserve: -o /nonexist/d.npy: there is no folder /nonexist\n")

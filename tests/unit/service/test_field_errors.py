@@ -13,6 +13,7 @@ from gemmserve_service.schemas import PATTERNS, STEP_OPS, VALUE, VIEW, Deletion,
 ARRAY = "arr_01jd2w7m4h8k3n5p6q9r0s1t2v"
 JOB = {"op": "gemm", "a": ARRAY, "b": ARRAY}
 STEP = {"id": "x", **JOB}
+LABEL_KEY = next(pattern for pattern, words in PATTERNS.items() if words.startswith("1 to 63"))
 OF_AN_ARRAY = "must be the id of an array, arr_ and 26 digits and small letters, not "
 
 
@@ -37,6 +38,7 @@ OF_AN_ARRAY = "must be the id of an array, arr_ and 26 digits and small letters,
         ({"config": 3}, "config", "must be an object, not 3"),
         ({"config": {"block_m": 0}}, "config.block_m", "must be at least 1, not 0"),
         ({"name": 5}, "name", "must be a string, not 5"),
+        ({"labels": {"a b": ""}}, "labels.a b", f"the key must be {PATTERNS[LABEL_KEY]}, not 'a b'"),
         ({"labels": [1]}, "labels", "must be an object, not a list"),
         ({"labels": {str(n): "" for n in range(17)}}, "labels", "must have at most 16 items"),
         ({"op": "solve"}, "op", "must be one of 'gemm', 'gemm_reduce', 'program', not 'solve'"),
