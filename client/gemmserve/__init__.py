@@ -91,7 +91,7 @@ if TYPE_CHECKING:
     )
     from gemmserve._job import AsyncJob, Job
     from gemmserve._model import ArrayInfo, JobInfo
-    from gemmserve._program import AsyncProgram, AsyncProgramArray, Program, ProgramArray
+    from gemmserve._programs.program import AsyncProgram, AsyncProgramArray, Program, ProgramArray
     from gemmserve._remote import AsyncRemoteArray, RemoteArray
     from gemmserve._transport.retry import RetryPolicy
 
@@ -188,14 +188,14 @@ _HOME = {
     "ArrayInfo": "_model",
     "AsyncClient": "_async_client",
     "AsyncJob": "_job",
-    "AsyncProgram": "_program",
-    "AsyncProgramArray": "_program",
+    "AsyncProgram": "_programs.program",
+    "AsyncProgramArray": "_programs.program",
     "AsyncRemoteArray": "_remote",
     "Client": "_client",
     "Job": "_job",
     "JobInfo": "_model",
-    "Program": "_program",
-    "ProgramArray": "_program",
+    "Program": "_programs.program",
+    "ProgramArray": "_programs.program",
     "RemoteArray": "_remote",
     "RetryPolicy": "_transport.retry",
     "einsum_path": "_contraction.calls",

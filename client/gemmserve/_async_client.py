@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 
 from gemmserve._base import ClientBase, flattened, newest
@@ -13,12 +11,12 @@ from gemmserve._calls.flows import (
     CLEANUP_LIMIT_S,
     TEMPORARY_TTL_S,
     Flow,
-    Submitted,
     prepare,
     submission,
     submissions,
 )
 from gemmserve._calls.linalg import LinearAlgebra
+from gemmserve._calls.mapped import Mapped
 from gemmserve._calls.params import (
     EinsumOptions,
     GemmManyOptions,
@@ -30,11 +28,11 @@ from gemmserve._calls.params import (
     params_of,
 )
 from gemmserve._contraction import calls as contraction
-from gemmserve._errors import GemmserveError, ParameterInvalid
+from gemmserve._errors import APIError, GemmserveError, ParameterInvalid, numbered
 from gemmserve._handles.handle import local_array
 from gemmserve._job import AsyncJob
 from gemmserve._model import ArrayInfo, JobInfo
-from gemmserve._program import AsyncProgram
+from gemmserve._programs.program import AsyncProgram
 from gemmserve._remote import AsyncRemoteArray
 from gemmserve._transport.async_io import AsyncIO
 from gemmserve._transport.library import httpx
@@ -210,27 +208,21 @@ class AsyncClient(ClientBase[AsyncIO, httpx.AsyncBaseTransport], LinearAlgebra):
         self, asked: Iterable[Mapping[str, Any]], *, in_flight: int = 256, errors: Literal["raise", "return"] = "raise"
     ) -> AsyncGenerator[Any]:
         """The results of many products, in order, as they come: see `Client.map`."""
-        source = iter(asked)
-        pending: deque[Submitted] = deque()
-        infos: Sequence[JobInfo] = ()
+        products = Mapped(self._flows, asked, in_flight, errors)
         try:
-            while True:
-                while len(pending) < 2 and (some := submissions(islice(source, max(in_flight // 2, 1)))):
-                    pending.extend(await self._run(self._flows.submit_many(some)))
-                for info in infos:
-                    try:
-                        result: Any = await AsyncJob(self, info)._result()
-                    except GemmserveError as error:
-                        if errors == "raise":
-                            raise
-                        result = error
+            while (outcomes := await self._run(products.next())) is not None:
+                for number, outcome in outcomes.items():
+                    result: Any = outcome
+                    if not isinstance(outcome, APIError):
+                        try:
+                            result = await AsyncJob(self, *outcome)._result()
+                        except GemmserveError as error:
+                            result = numbered(error, number) if isinstance(error, APIError) else error
+                    if isinstance(result, GemmserveError) and errors == "raise":
+                        raise result
                     yield result
-                if not pending:
-                    return
-                infos = await self._run(self._flows.gather(pending[0]))
-                pending.popleft()
         finally:
-            await self._run(self._flows.cancel_all(pending))
+            await self._run(products.cancel())
 
     async def put(
         self,

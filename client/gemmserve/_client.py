@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 
 from gemmserve._base import ClientBase, flattened, newest
@@ -12,12 +10,13 @@ from gemmserve._calls.flows import (
     CLEANUP_LIMIT_S,
     TEMPORARY_TTL_S,
     Flow,
-    Submitted,
+    expected_of,
     prepare,
     submission,
     submissions,
 )
 from gemmserve._calls.linalg import LinearAlgebra
+from gemmserve._calls.mapped import Mapped
 from gemmserve._calls.params import (
     EinsumOptions,
     GemmManyOptions,
@@ -27,14 +26,13 @@ from gemmserve._calls.params import (
     TensordotOptions,
     keywords,
     params_of,
-    results_of,
 )
 from gemmserve._contraction import calls as contraction
-from gemmserve._errors import GemmserveError, ParameterInvalid
-from gemmserve._handles.handle import base_of, local_array
+from gemmserve._errors import APIError, GemmserveError, ParameterInvalid, numbered
+from gemmserve._handles.handle import local_array
 from gemmserve._job import Job
 from gemmserve._model import ArrayInfo, JobInfo
-from gemmserve._program import Program
+from gemmserve._programs.program import Program
 from gemmserve._remote import RemoteArray
 from gemmserve._transport.library import httpx
 from gemmserve._transport.sync_io import SyncIO
@@ -234,10 +232,8 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport], LinearAlgebra):
         present, encoded, remote = prepare(op, operands, params)
         if not remote:
             return self._run(self._flows.one_shot(op, present, encoded, timeout=timeout))
-        job = Job(self, self._run(self._flows.run(op, present, encoded, timeout=timeout)))
-        done = job.info.state == "succeeded"
-        expected = results_of(op, {name: base_of(x) for name, x in present.items()}, params) if done else {}
-        return job._result(timeout, expected)
+        info = self._run(self._flows.run(op, present, encoded, timeout=timeout))
+        return Job(self, info, expected_of(op, present, params))._result(timeout)
 
     def submit(self, op: str, a: Operand, b: Operand, c: Operand | None = None, **params: Any) -> Job:
         """Queues a "gemm" or "gemm_reduce" and returns its Job at once.
@@ -248,7 +244,7 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport], LinearAlgebra):
         this job only.
         """
         operands, encoded = submission(op, {"a": a, "b": b, "c": c}, params)
-        return Job(self, self._run(self._flows.submit(op, operands, encoded)))
+        return Job(self, self._run(self._flows.submit(op, operands, encoded)), expected_of(op, operands, encoded))
 
     def submit_many(self, asked: Iterable[Mapping[str, Any]]) -> list[Job]:
         """Queues many products by few exchanges and returns their Jobs, in order.
@@ -258,8 +254,9 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport], LinearAlgebra):
         were accepted before are cancelled, and the error names the first that is wrong (`problem["item"]`). A local
         operand that several of them use is uploaded once. Raises what `gemm` raises.
         """
-        submitted = self._run(self._flows.submit_many(submissions(asked)))
-        return [Job(self, info) for each in submitted for info in each.infos]
+        products = submissions(asked)
+        infos = [info for each in self._run(self._flows.submit_many(products)) for info in each.infos]
+        return [Job(self, info, expected_of(*each)) for info, each in zip(infos, products, strict=True)]
 
     def map(
         self, asked: Iterable[Mapping[str, Any]], *, in_flight: int = 256, errors: Literal["raise", "return"] = "raise"
@@ -267,31 +264,28 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport], LinearAlgebra):
         """The results of many products, in order, as they come: an iterator of what each `Job.result()` would give.
 
         `asked` is what `submit_many` takes, and may be endless: so many products as `in_flight` are on the server at
-        one time, and the next are asked for as results are taken. An error of a product is raised in its place and ends
-        the iteration; `errors="return"` gives it in the place of the result. What the server refuses to queue is
-        raised. When the iterator is closed, products that are not done are cancelled.
+        one time, and the next are asked for as results are taken. As with `concurrent.futures.Executor.map`, the error
+        of a product, one that is refused or one that fails, is raised in its place, after the results before it, and
+        ends the iteration; `errors="return"` gives it in the place of the result, and goes on. `problem["item"]` is the
+        product's number in `asked`. What keeps the server from taking any product (a full store, a key that is not
+        valid, no answer), and an error of `asked` itself, is raised with either, after the results before it. When the
+        iterator is closed, products that are not done are cancelled.
         """
-        source = iter(asked)
-        pending: deque[Submitted] = deque()
-        infos: Sequence[JobInfo] = ()
+        products = Mapped(self._flows, asked, in_flight, errors)
         try:
-            while True:
-                while len(pending) < 2 and (some := submissions(islice(source, max(in_flight // 2, 1)))):
-                    pending.extend(self._run(self._flows.submit_many(some)))
-                for info in infos:
-                    try:
-                        result: Any = Job(self, info)._result()
-                    except GemmserveError as error:
-                        if errors == "raise":
-                            raise
-                        result = error
+            while (outcomes := self._run(products.next())) is not None:
+                for number, outcome in outcomes.items():
+                    result: Any = outcome
+                    if not isinstance(outcome, APIError):
+                        try:
+                            result = Job(self, *outcome)._result()
+                        except GemmserveError as error:
+                            result = numbered(error, number) if isinstance(error, APIError) else error
+                    if isinstance(result, GemmserveError) and errors == "raise":
+                        raise result
                     yield result
-                if not pending:
-                    return
-                infos = self._run(self._flows.gather(pending[0]))
-                pending.popleft()
         finally:
-            self._run(self._flows.cancel_all(pending))
+            self._run(products.cancel())
 
     def put(
         self,

@@ -346,6 +346,27 @@ def from_problem(problem: Mapping[str, Any], *, job: Any = None) -> APIError:
     )
 
 
+def numbered(error: APIError, number: int) -> APIError:
+    """Make the error of one of several products name it by its number in what the caller passed, which the server, that
+    has them in parts, does not know. Returns it.
+    """
+    problem, detail = error.problem, error.detail
+    if isinstance(item := problem.get("item"), int):
+        detail = detail.removeprefix(f"job {item}: ")
+        if pointer := str(problem.pop("pointer", "")).removeprefix(f"/jobs/{item}"):
+            problem["pointer"] = pointer
+        fields = f"jobs.{item}."
+        if isinstance(parameter := problem.get("parameter"), str):
+            problem["parameter"] = parameter.removeprefix(fields)
+        if listed := [each for each in problem.get("errors") or () if each["field"].startswith(fields)]:
+            problem["errors"] = [{**each, "field": each["field"].removeprefix(fields)} for each in listed]
+            detail = "; ".join(f"{each['field']}: {each['message']}" for each in problem["errors"])
+    error.detail = f"product {number}: {detail}"
+    error.args = (error.detail,)
+    problem |= {"item": number, "detail": error.detail}
+    return error
+
+
 def _by_status(status: int | None) -> type[APIError]:
     if status is None:
         return APIError

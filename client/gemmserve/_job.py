@@ -15,7 +15,7 @@ from gemmserve._remote import ArraySession, AsyncArraySession
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 
-    from gemmserve._calls.flows import Flow, Flows
+    from gemmserve._calls.flows import Expected, Flow, Flows
     from gemmserve._handles.view import Base
     from gemmserve._model import ArrayInfo, JobInfo
     from gemmserve._remote import AsyncRemoteArray, RemoteArray
@@ -56,9 +56,11 @@ class AsyncSession(AsyncArraySession, Protocol):
 class JobHandle(PickledByClient, Generic[S]):
     """Base of both kinds of job: the last state seen (`info`), and the errors that a state stands for."""
 
-    def __init__(self, client: S, info: JobInfo) -> None:
+    def __init__(self, client: S, info: JobInfo, expected: Expected | None = None) -> None:
         self._client = client
         self.info = info
+        self._expected = expected
+        """Function that returns what the results are, by name, once the job has succeeded."""
         self._results: dict[str, Any] = {}
         """Handles of the results that were asked for: they last as long as the job's handle."""
         self._shared = False
@@ -78,7 +80,7 @@ class JobHandle(PickledByClient, Generic[S]):
         return reduced
 
     def _reduced(self) -> tuple[Any, ...]:
-        return type(self), self.info
+        return type(self), self.info, self._expected
 
     @property
     def id(self) -> str:
@@ -167,20 +169,23 @@ class Job(JobHandle[Session]):
     def result(self, timeout: float | None = None) -> RemoteArray | dict[str, RemoteArray]:
         """Waits, then the result: a RemoteArray, or several by name (`gemm_reduce` with a list or `return_c`).
 
-        Raises JobFailed, JobCancelled, JobTimeout.
+        Where the operands are not known here, as of a job that was found by its id, the server is asked for the
+        results' shapes and dtypes. Raises JobFailed, JobCancelled, JobTimeout; then also NotFound, Gone.
         """
         self.wait(timeout)
-        return self._result()
+        found = self._result()
+        for handle in self._results.values():
+            if handle._known is None:
+                handle._info = self._client._array_info(handle.id)
+        return found
 
-    def _result(
-        self, timeout: float | None = None, expected: Mapping[str, Base | None] | None = None
-    ) -> RemoteArray | dict[str, RemoteArray]:
-        """The result; `expected`: what is known of it, by name."""
+    def _result(self, timeout: float | None = None) -> RemoteArray | dict[str, RemoteArray]:
+        """The result of a job that is waited for already, as far as it is known."""
         self._raise_unless_succeeded(timeout)
+        expected: Mapping[str, Base | None] = {} if self._expected is None else self._expected()
         for name, array_id in self.info.result.items():
             if name not in self._results:
-                base = (expected or {}).get(name)
-                self._results[name] = self._client._handle(array_id, base=base, made=self._makes)
+                self._results[name] = self._client._handle(array_id, base=expected.get(name), made=self._makes)
         return next(iter(self._results.values())) if self.info.single else dict(self._results)
 
     def cancel(self) -> Self:

@@ -126,6 +126,8 @@ def parse_npy_header(head: bytes | bytearray | memoryview, dtypes: Mapping[str, 
     Raises NpyError (NpyDtypeError for a dtype outside `dtypes`). Never asks for more than 64 KiB + 12 bytes.
     """
     head = bytes(head[: _MAX_HEADER + 12])
+    if head.startswith(b"PK"):
+        raise NpyError("a .npz archive, of several arrays, and not the .npy file of one: numpy.load(file)[name] is one")
     if not _MAGIC.startswith(head[:6]):
         raise NpyError("not a .npy file: it does not begin with \\x93NUMPY")
     if len(head) < 8:

@@ -67,7 +67,8 @@ _DIGITS: Final = "[0-9a-z]{26}(_[1-9][0-9]{0,2})?"
 ARRAY_ID: Final = f"arr_{_DIGITS}".replace("(", "(?:")
 """Pattern of an array's id, without groups."""
 
-ArrayId = Annotated[str, Field(pattern=rf"^arr_{_DIGITS}$", examples=["arr_01jd2w7m4h8k3n5p6q9r0s1t2v"])]
+_ARRAY: Final = rf"^arr_{_DIGITS}$"
+ArrayId = Annotated[str, Field(pattern=_ARRAY, examples=["arr_01jd2w7m4h8k3n5p6q9r0s1t2v"])]
 Owner = Annotated[SkipJsonSchema[str], Field(exclude=True)]
 """Id of the API key that something belongs to, "" where the server has none. Never in an answer."""
 Share = Annotated[SkipJsonSchema[float], Field(exclude=True)]
@@ -75,29 +76,44 @@ Share = Annotated[SkipJsonSchema[float], Field(exclude=True)]
 Traceparent = Annotated[SkipJsonSchema[str], Field(exclude=True)]
 """Name of the span that a job belongs to (W3C Trace Context), "" where it is not traced. Never in an answer."""
 _WORD: Final = r"[A-Za-z0-9_][A-Za-z0-9_.:/@+-]"  # what needs no quoting in a shell, a URL's path or a JSON pointer
-ArrayName = Annotated[str, Field(pattern=rf"^{_WORD}{{0,127}}$", examples=["weights", "run-7/weights"])]
+_NAME: Final = rf"^{_WORD}{{0,127}}$"
+ArrayName = Annotated[str, Field(pattern=_NAME, examples=["weights", "run-7/weights"])]
 """Name of an array: up to 128 ASCII characters. Several arrays of an owner may have the same."""
+_LABEL_KEY: Final = rf"^{_WORD}{{0,62}}$"
+_LABEL_VALUE: Final = r"^[ -~]{0,128}$"
 Labels = Annotated[
-    dict[
-        Annotated[str, Field(pattern=rf"^{_WORD}{{0,62}}$")],
-        Annotated[str, Field(pattern=r"^[ -~]{0,128}$")],
-    ],
+    dict[Annotated[str, Field(pattern=_LABEL_KEY)], Annotated[str, Field(pattern=_LABEL_VALUE)]],
     Field(max_length=16, examples=[{"run": "7"}]),
 ]
 """Labels of an array: up to 16 of them, keys as names of up to 63 characters, values up to 128 printable ASCII ones."""
-StepId = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$", examples=["x2"])]
+_STEP: Final = r"^[A-Za-z][A-Za-z0-9_-]{0,63}$"
+StepId = Annotated[str, Field(pattern=_STEP, examples=["x2"])]
+_VALUE: Final = rf"^(arr_{_DIGITS}|\$[A-Za-z][A-Za-z0-9_-]{{0,63}}(\.[a-z]{{1,16}})?)$"
 ValueId = Annotated[
     str,
     Field(
-        pattern=rf"^(arr_{_DIGITS}|\$[A-Za-z][A-Za-z0-9_-]{{0,63}}(\.[a-z]{{1,16}})?)$",
+        pattern=_VALUE,
         examples=["$x2", "$y.absmax", "arr_01jd2w7m4h8k3n5p6q9r0s1t2v"],
         description="id of an array, or $id of a step before this one, or $id.name of one of its several results",
     ),
 ]
-ValueName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}(\.[a-z]{1,16})?$", examples=["x2", "y.absmax"])]
+_KEPT: Final = r"^[A-Za-z][A-Za-z0-9_-]{0,63}(\.[a-z]{1,16})?$"
+ValueName = Annotated[str, Field(pattern=_KEPT, examples=["x2", "y.absmax"])]
 Whole = Annotated[int, Field(ge=-MAX_REACH, le=MAX_REACH)]
 Extent = Annotated[int, Field(ge=0, le=MAX_REACH)]
 JobId = Annotated[str, Field(pattern=rf"^job_{_DIGITS}$", examples=["job_01jd2w7m4h8k3n5p6q9r0s1t2v"])]
+
+_OF_NAMES: Final = "letters, digits and _ . : / @ + -, of which the first is a letter, a digit or _"
+PATTERNS: Final[dict[str, str]] = {
+    _ARRAY: "the id of an array, arr_ and 26 digits and small letters",
+    _NAME: f"1 to 128 {_OF_NAMES}",
+    _LABEL_KEY: f"1 to 63 {_OF_NAMES}",
+    _LABEL_VALUE: "up to 128 printable characters of ASCII",
+    _STEP: "up to 64 letters, digits, _ and -, of which the first is a letter",
+    _VALUE: "the id of an array, $ and the id of a step, or $id.name of a step with several results",
+    _KEPT: "the id of a step, or id.name of a step with several results",
+}
+"""Words of messages for what the patterns ask for."""
 
 
 class Strict(BaseModel):

@@ -149,9 +149,9 @@ def test_bits_do_not_change_from_run_to_run(compute, random_array):
 
 
 def test_a_missing_mode_names_those_there_are(http, put, problem):
-    eye = put(np.eye(4, dtype="c8"))
-    answer = http.post("/v1/jobs", json={"op": "gemm", "a": eye, "b": eye, "compute": "ozaki"})
-    document = problem(answer, 422, "compute-unsupported")
-    assert {"auto", "fp32"} <= set(document["available"])
     (device,) = http.get("/v1/devices").json()["devices"]
-    assert set(document["available"]) <= set(device["compute_modes"])
+    for dtype, mode, plain in (("c8", "ozaki", "fp32"), ("f8", "tf32", "fp64")):  # no mode of f8, on any device
+        eye = put(np.eye(4, dtype=dtype))
+        answer = http.post("/v1/jobs", json={"op": "gemm", "a": eye, "b": eye, "compute": mode})
+        document = problem(answer, 422, "compute-unsupported")
+        assert {"auto", plain} <= set(document["available"]) <= set(device["compute_modes"])

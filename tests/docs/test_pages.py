@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import pytest
@@ -26,6 +27,12 @@ def test_blocks_run(path, server, tmp_path) -> None:
 
 def test_blocks_that_are_not_run_are_listed() -> None:
     assert listing() == NOT_RUN.read_text(), "python tests/support/doc_blocks.py --write"
+
+
+def test_what_a_server_says_of_a_refusal_is_kept() -> None:
+    """It is in the body, which curl's -f throws away: --fail-with-body does not."""
+    for path in pages():
+        assert not re.findall(r"\bcurl (?:\S+ )*-f .*", path.read_text()), path
 
 
 def run(text: str, tmp_path) -> Page:

@@ -193,7 +193,7 @@ def test_it_is_read_without_scripts(server, open_page) -> None:
     page = open_page(f"{server.url}/docs{GEMM}", java_script_enabled=False)
     inside = page.locator(GEMM)
     assert inside.is_visible(), "the address opens the operation"
-    for text in ("client.gemm(", "curl -f", "gemmserve gemm a.npy b.npy"):
+    for text in ("client.gemm(", "curl --fail-with-body", "gemmserve gemm a.npy b.npy"):
         assert inside.get_by_text(text).is_visible()
     assert page.get_by_role("searchbox").count() == 0
     assert page.get_by_role("button").count() == 0

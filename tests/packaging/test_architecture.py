@@ -23,7 +23,7 @@ FOLDERS = sorted(path.parent for root in PACKAGES.values() for path in root.rglo
 MAX_MODULES = 12
 MAX_CIRCLE = 3
 MAX_FLOORS = {"gemmserve": 10, "gemmserve_kernels": 17, "gemmserve_service": 10}
-HALL = {"products", "programs", "errors", "remedies", "schemas", "settings"}
+HALL = {"products", "programs", "errors", "field_errors", "remedies", "schemas", "settings"}
 
 
 def figure() -> dict[str, list[str]]:

@@ -226,9 +226,13 @@ class FakeService:
         key = request.headers["idempotency-key"]
         if key not in self.keys:
             asked = json.loads(body)
-            named = set(re.findall(r"arr_\d+", body.decode())) - {*self.arrays}
-            if named:
-                return problem(404, "not-found", f"there is no array {named.pop()}")
+            several = "jobs" in asked
+            for item, each in enumerate(asked["jobs"] if several else [asked]):
+                if named := set(re.findall(r"arr_\d+", json.dumps(each))) - {*self.arrays}:
+                    prefix, more = (
+                        (f"job {item}: ", {"item": item, "pointer": f"/jobs/{item}"}) if several else ("", {})
+                    )
+                    return problem(404, "not-found", f"{prefix}there is no array {named.pop()}", **more)
             self.keys[key] = [self._add(each) for each in asked.get("jobs", [asked])]
         jobs = [self.jobs[job_id] for job_id in self.keys[key]]
         if "prefer" in request.headers:

@@ -50,7 +50,7 @@ class Column:
         """
         if isinstance(value, ArrayHandle):
             return cls(name, [value], shared=True)
-        if hasattr(value, "__array__") or not hasattr(value, "__iter__"):
+        if hasattr(value, "__array__") or isinstance(value, str) or not hasattr(value, "__iter__"):
             array = as_array(value, name)
             if array.ndim > (3 if layout == "planar" else 2):
                 return cls(name, list(array), shared=False, stacked=True)
@@ -63,7 +63,7 @@ class Column:
                 samples.append((i, entries[-1], sample(entries[-1])))
         for i, array, seen in samples:
             if sample(array) != seen:
-                raise filled_again(name, i)
+                raise _errors.numbered(filled_again(name), i)
         return cls(name, entries, shared=False)
 
 

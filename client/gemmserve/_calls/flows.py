@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
@@ -19,10 +19,10 @@ import numpy as np
 
 from gemmserve import _errors, wire
 from gemmserve._calls import requests
-from gemmserve._calls.params import check_shapes, compose, to_json
+from gemmserve._calls.params import check_shapes, compose, results_of, to_json
 from gemmserve._calls.places import by_cell
 from gemmserve._calls.requests import LONG_POLL_S, Pause, Request, Together, Work
-from gemmserve._handles.handle import ArrayHandle
+from gemmserve._handles.handle import ArrayHandle, base_of
 from gemmserve._model import JobInfo
 from gemmserve._transfer.arrays import as_array, filled_again, sample
 from gemmserve._transfer.parts import PART, PARTS_FROM, Download, Span, Stretch, divisible, flat, spans
@@ -77,6 +77,12 @@ Known: TypeAlias = "dict[int, tuple[AnyArray, str]]"
 
 Asked: TypeAlias = tuple[str, Mapping[str, Any], Mapping[str, Any]]
 """Operation, operands and encoded parameters of a job, as `submission` gives them."""
+
+Expected: TypeAlias = "Callable[[], Mapping[str, Base | None]]"
+"""Function that returns what the results of a product are, by name, where that follows from its operands."""
+
+Sampled: TypeAlias = "tuple[int, str, AnyArray, bytes]"
+"""Number of a product, name of a local operand, the array, and some of its elements when it was given."""
 
 
 @dataclass(frozen=True)
@@ -342,7 +348,7 @@ class Flows:
             return Submitted(jobs, key, (yield from self.call(requests.submit_many(jobs, key=key))))
         except _errors.APIError as error:
             if isinstance(item := error.problem.get("item"), int):
-                error.problem["item"] = before + item
+                _errors.numbered(error, before + item)
             raise
 
     def gather(self, submitted: Submitted) -> Flow[Sequence[JobInfo]]:
@@ -689,29 +695,53 @@ def submission(
     return present, encoded
 
 
-def submissions(asked: Iterable[Mapping[str, Any]]) -> list[Asked]:
-    """`submission` of each: mappings of `Client.submit`'s arguments by name. Raises as that does; `problem["item"]` is
-    the number of the one that is wrong.
+def submission_of(asked: Mapping[str, Any]) -> Asked:
+    """`submission` of a mapping of `Client.submit`'s arguments by name. Raises as that does."""
+    params = dict(asked)
+    missing = [name for name in ("op", "a", "b") if name not in params]
+    if missing:
+        raise _errors.ParameterInvalid(f"{missing[0]} is missing", problem={"parameter": missing[0]})
+    op = params.pop("op")
+    operands = {name: params.pop(name, None) for name in ("a", "b", "c")}
+    return (op, *submission(op, operands, params))
 
-    Raises ParameterInvalid too where an iterator fills an array again that it has given: all are sent together, and the
-    earlier products would be computed from the later elements.
+
+def expected_of(op: str, operands: Mapping[str, Any], params: Mapping[str, Any]) -> Expected:
+    """The results of a product that the server has accepted. It holds no operand."""
+    bases: dict[str, Base | None] = {}
+    for name, x in operands.items():
+        whole = isinstance(x, ArrayHandle) and x._view is None  # as it is stored: what is known of it will do
+        bases[name] = x._known if whole else base_of(x)
+    return partial(results_of, op, bases, params)
+
+
+def sampled(number: int, asked: Asked) -> list[Sampled]:
+    """The local operands of a product, for `filled`."""
+    return [(number, name, x, sample(x)) for name, x in asked[1].items() if isinstance(x, np.ndarray)]
+
+
+def filled(samples: Iterable[Sampled]) -> Iterator[tuple[int, _errors.ParameterInvalid]]:
+    """The products whose operands an iterator has filled again since they were sampled: all are sent together, and
+    earlier products would be computed from later elements.
+    """
+    for number, name, array, seen in samples:
+        if sample(array) != seen:
+            yield number, filled_again(name)
+
+
+def submissions(asked: Iterable[Mapping[str, Any]]) -> list[Asked]:
+    """`submission` of each. Raises as that does, and what `filled` finds; `problem["item"]` is the number of the one
+    that is wrong.
     """
     found: list[Asked] = []
-    taken: list[tuple[int, str, AnyArray, bytes]] = []
-    for item, given in enumerate(asked):
-        params = dict(given)
+    samples: list[Sampled] = []
+    for number, given in enumerate(asked):
         try:
-            missing = [name for name in ("op", "a", "b") if name not in params]
-            if missing:
-                raise _errors.ParameterInvalid(f"{missing[0]} is missing", problem={"parameter": missing[0]})
-            op = params.pop("op")
-            operands = {name: params.pop(name, None) for name in ("a", "b", "c")}
-            found.append((op, *submission(op, operands, params)))
-            taken += [(item, name, x, sample(x)) for name, x in operands.items() if isinstance(x, np.ndarray)]
+            found.append(submission_of(given))
         except _errors.APIError as error:
-            error.problem["item"] = item
+            _errors.numbered(error, number)
             raise
-    for item, name, array, seen in taken:
-        if sample(array) != seen:
-            raise filled_again(name, item)
+        samples += sampled(number, found[-1])
+    for number, changed in filled(samples):
+        raise _errors.numbered(changed, number)
     return found

@@ -262,7 +262,7 @@ def _names(name: str, value: Any) -> list[str]:
 
 def _scalar(name: str, value: Any) -> float | list[float]:
     try:
-        return encode_scalar(complex(value))
+        return encode_scalar(math.nan if isinstance(value, str) else complex(value))  # which complex() would read
     except (TypeError, ValueError, OverflowError) as error:
         raise _errors.ParameterInvalid(
             f"{name} must be a finite number, not {reprlib.repr(value)}", problem={"parameter": name}

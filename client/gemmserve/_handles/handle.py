@@ -71,6 +71,17 @@ class ArrayHandle(PickledByClient, Generic[S]):
         assert self._info is not None  # a RemoteArray alone may begin without
         return self._info
 
+    if not TYPE_CHECKING:  # to a type checker there are no such attributes
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError, which says of what NumPy's arrays have that the array is to be downloaded first."""
+            said = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if not name.startswith("_") and hasattr(np.ndarray, name):
+                there = "(await x.numpy())" if self._awaited else "x.numpy()"
+                call = "()" if callable(getattr(np.ndarray, name)) else ""
+                said += f": download the array first, as in {there}.{name}{call}"
+            raise AttributeError(said, name=name, obj=self)
+
     # -- what is known ---------------------------------------------------------------------------------------------
 
     @property

@@ -29,9 +29,7 @@ def as_array(value: Any, name: str = "array") -> AnyArray:
     result would be of another dtype than NumPy's.
     """
     if isinstance(value, str | os.PathLike):
-        raise _errors.DtypeUnsupported(
-            f"{name} is a file's name, {os.fspath(value)!r}, and no array: numpy.load({os.fspath(value)!r}) reads one"
-        )
+        raise _errors.DtypeUnsupported(_of_text(name, os.fspath(value)))
     masked = sys.modules.get("numpy.ma")  # whose import takes time, and which made the array if it is masked
     if masked is not None and isinstance(value, masked.MaskedArray):
         raise _errors.DtypeUnsupported(
@@ -48,6 +46,16 @@ def as_array(value: Any, name: str = "array") -> AnyArray:
             f"{name} has dtype {array.dtype}; the dtypes are {', '.join(DTYPES)}. {_hint(array)}"
         )
     return array
+
+
+def _of_text(name: str, text: str | bytes) -> str:
+    """Message on a text in the place of an array: an id that there is a handle of, or the name of a file."""
+    kind, _, rest = text.partition("_") if isinstance(text, str) else ("", "", "")
+    if kind == "arr" and rest.replace("_", "").isalnum():
+        return f"{name} is the id of an array, {text!r}: client.array({text!r}) is its handle"
+    if kind == "job" and rest.replace("_", "").isalnum():
+        return f"{name} is the id of a job, {text!r}: client.job({text!r}).result() is the handle of its result"
+    return f"{name} is a file's name, {text!r}, and no array: numpy.load({text!r}) reads one"
 
 
 def _hint(array: AnyArray) -> str:
@@ -71,11 +79,11 @@ def sample(array: AnyArray) -> bytes:
     return array[tuple(slice(None, None, -(-n // most) or 1) for n in array.shape)].tobytes()
 
 
-def filled_again(name: str, item: int) -> _errors.ParameterInvalid:
+def filled_again(name: str) -> _errors.ParameterInvalid:
     """The error of an array that an iterator gave and has changed before all that goes together was sent."""
     return _errors.ParameterInvalid(
-        f"{name} of product {item} has been filled again before it was sent: give a copy of it, x.copy()",
-        problem={"parameter": name, "item": item},
+        f"{name} has been filled again before it was sent: give a copy of it, x.copy()",
+        problem={"parameter": name},
     )
 
 

@@ -109,7 +109,12 @@ class AsyncIO(Connection):
 
     async def _perform(self, step: Request[Any] | Pause | Together | Work[Any], bar: SharedBar | None) -> Any:
         if isinstance(step, Request):
-            return await self.send(step, bar)
+            try:
+                return await self.send(step, bar)
+            except _errors.TransportError as error:
+                if (ask := self.doubt(error)) is not None:
+                    await asyncio.to_thread(ask)
+                raise
         if isinstance(step, Together):
             return await self._together(step)
         if isinstance(step, Work):

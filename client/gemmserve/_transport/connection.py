@@ -21,17 +21,18 @@ from gemmserve._local import memory
 from gemmserve._local.addresses import HTTP_BASE, socket_path
 from gemmserve._local.session import SharedMemory
 from gemmserve._transfer.progress import Progress, SharedBar, watched
+from gemmserve._transport import direct
 from gemmserve._transport.answers import check_confirmed, check_exchange, receiver_of
 from gemmserve._transport.auth import auth_of
 from gemmserve._transport.digests import WANTED, field_value
 from gemmserve._transport.library import ERRORS, as_error, httpx
 from gemmserve._transport.pool import CLOSED
-from gemmserve._transport.urls import context_of, is_loopback, normal_url
+from gemmserve._transport.urls import context_of, is_loopback, normal_url, speaks_tls
 from gemmserve.wire import EXCHANGE_HEADER, SESSION_HEADER
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from gemmserve._calls.requests import Request
     from gemmserve._transfer.arrays import AnyArray
@@ -44,6 +45,9 @@ T = TypeVar("T")
 _MAX_URLS = 256  # that are remembered
 
 ELSEWHERE = "this stream of events was begun in another process"
+
+TLS_LIMIT_S = 2.0
+"""Seconds of silence after which a server is not asked any longer whether it speaks TLS."""
 
 lock = threading.Lock()
 """Lock that is held while what belongs to a process is made anew."""
@@ -268,6 +272,24 @@ class Connection:
         self.answered = True
         check_confirmed(response)
         return receiver_of(request, response, compare=self.digests != "never", required=self.digested(request))
+
+    def doubt(self, error: _errors.TransportError) -> Callable[[], None] | None:
+        """Function that asks a server, which has never answered and broke an exchange without TLS, whether it speaks
+        TLS, for `TLS_LIMIT_S` at most; it raises TransportError where it does. None: that is not what went wrong.
+        """
+        broke = error.retriable and not error.unmet and not isinstance(error, _errors.TransportTimeout)
+        if self.answered or not broke or self.address.scheme != "http" or self.socket or self._own_transport:
+            return None
+        if not direct.may_be(self.address, trust_env=self.made_of["trust_env"]):
+            return None  # it is reached by a proxy
+        host, port = self.address.raw_host.decode("ascii"), self.address.port or 80
+
+        def ask() -> None:
+            if speaks_tls(host, port, TLS_LIMIT_S):
+                secure = self.url.replace("http", "https", 1)
+                raise _errors.TransportError(f"{self.url} speaks TLS: it is asked by {secure}", retriable=False)
+
+        return ask
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:

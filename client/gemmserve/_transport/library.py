@@ -40,6 +40,11 @@ OTHER: Final = next(name for name in KNOWN if name != httpx.__name__)
 ERRORS: Final = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, httpx.CookieConflict)
 """Exceptions that can be raised while a request is made or an answer is read."""
 
+_OTHER_NAME: Final = ("Hostname mismatch", "IP address mismatch")
+"""Words of OpenSSL for a certificate that is good, and somebody else's."""
+_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL", "HTTP_REQUEST")
+"""Names that versions of OpenSSL give to an answer which is no TLS: a server's without it."""
+
 
 def check_transport(transport: object) -> None:
     """Raises ParameterInvalid for a transport of the other library, which would fail in the middle of a request."""
@@ -59,10 +64,21 @@ def as_error(error: Exception, url: str, *, answered: bool = False) -> _errors.G
     """
     said = str(error) or type(error).__name__
     match error:
+        case httpx.ConnectError() if any(words in said for words in _OTHER_NAME):
+            return _errors.TransportError(
+                f"{url} shows a certificate for other names than the one it is asked by: {said}; ask by a name of the "
+                "certificate, or have one made with this name (subjectAltName)",
+                retriable=False,
+            )
         case httpx.ConnectError() if "CERTIFICATE_VERIFY_FAILED" in said:
             return _errors.TransportError(
                 f"{url} shows a certificate that is not trusted here: {said}; `verify` of a client takes the file of "
                 "its authority, as do --ca-file and GEMMSERVE_CA_FILE of the command line",
+                retriable=False,
+            )
+        case httpx.ConnectError() if any(reason in said for reason in _NO_TLS):
+            return _errors.TransportError(
+                f"{url} does not speak TLS: {said}; a server without it is asked by {url.replace('https', 'http', 1)}",
                 retriable=False,
             )
         case httpx.ConnectError() | httpx.ConnectTimeout():

@@ -103,7 +103,12 @@ class SyncIO(Connection):
 
     def _perform(self, step: Request[Any] | Pause | Together | Work[Any], bar: SharedBar | None) -> Any:
         if isinstance(step, Request):
-            return self.send(step, bar)
+            try:
+                return self.send(step, bar)
+            except _errors.TransportError as error:
+                if (ask := self.doubt(error)) is not None:
+                    ask()
+                raise
         if isinstance(step, Together):
             return self._together(step)
         if isinstance(step, Work):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import reprlib
+import socket
 import ssl
 from typing import Final
 
@@ -54,6 +55,19 @@ def context_of(base: str, verify: bool | str | ssl.SSLContext) -> ssl.SSLContext
     if not base.startswith("https:"):
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # believes nobody, and is not asked
     return httpx.create_ssl_context(verify=verify, trust_env=not is_loopback(base))
+
+
+def speaks_tls(host: str, port: int, timeout: float) -> bool:
+    """Whether a server answers a TLS handshake, whatever its certificate: nothing but the handshake is sent."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection((host, port), timeout) as made, context.wrap_socket(made, server_hostname=host):
+            return True
+    except ssl.SSLError as error:
+        return "ALERT" in (error.reason or "")  # an alert is an answer
+    except OSError:
+        return False
 
 
 def is_loopback(url: str) -> bool:

@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from gemmserve._calls.params import Axis, Compute, Layout, Order, PreOp, Reduction, Trans
@@ -24,13 +25,19 @@ _ID: Final = re.compile(r"arr_[0-9a-z]{26}(?:_[1-9][0-9]{0,2})?")
 
 def scalar(text: str) -> complex:
     """A real or complex number as Python writes it, `2`, `1e-3`, `1+2j`; `i` will do for `j`."""
-    return complex(text.replace(" ", "").replace("i", "j"))
+    try:
+        return complex(text.replace(" ", "").replace("i", "j"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a number is written as 2, 1e-3 or 1+2j, not {text!r}") from None
 
 
 def _config(text: str) -> dict[str, Any]:
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError("a config is a JSON object")
+        raise argparse.ArgumentTypeError(f'a config is a JSON object, as {{"block_m": 128}}, not {text!r}')
     return value
 
 
@@ -107,6 +114,8 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 def _run(op: str, paths: list[str], options: Mapping[str, Any], output: str | None, context: Context) -> int:
     if paths.count(STANDARD) > 1:
         raise UsageError("stdin can be read once")
+    for path in paths:
+        _check_operand(path)
     if output is None and not any(map(_ID.fullmatch, paths)):
         raise UsageError("-o says where the result goes (it can be left out when an operand is on the server)")
     check_output(output)
@@ -130,6 +139,15 @@ def _run(op: str, paths: list[str], options: Mapping[str, Any], output: str | No
         what = f"{output}{f'[{name}]' if name else ''}: {array.dtype.name} {shape}, {size_text(array.nbytes)}"
         context.console.note(f"{what}, {seconds:.3f} s")
     return 0
+
+
+def _check_operand(path: str) -> None:
+    """Raises UsageError for what looks like an id, and is neither an array's nor a file."""
+    if _ID.fullmatch(path) or not path.startswith(("arr_", "job_")) or Path(path).exists():
+        return
+    if path.startswith("job_"):
+        raise UsageError(f"{path} is no array: `gemmserve jobs show {path}` names the arrays that a job has made")
+    raise UsageError(f"{path} is no id of an array, as `gemmserve ls` lists them, and there is no such file")
 
 
 def _operand(client: Client, path: str) -> Any:

@@ -24,8 +24,11 @@ from gemmserve_kernels.problem.errors import ComputeUnsupported, ConfigInfeasibl
 from gemmserve_kernels.problem.operand import Operand, real_dtype
 from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 from gemmserve_kernels.problem.validation import compute_modes
+from gemmserve_kernels.problem.vocabulary import COMPUTE_MODES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_kernels.problem.vocabulary import AlgorithmName
@@ -152,7 +155,7 @@ def plan_gemm(problem: GemmProblem, spec: DeviceSpec, result: Operand | None = N
 
     The algorithm does not depend on `result`. Raises ComputeUnsupported naming the modes there are; ConfigInfeasible.
     """
-    _check_compute(problem.compute, available(problem.dtype, spec))
+    _check_compute(problem, available(problem.dtype, spec))
     requested = _requested(problem, spec)
     if spec.kind == "cpu":
         return Plan("numpy", problem.config)
@@ -186,7 +189,7 @@ def candidates(problem: GemmProblem, spec: DeviceSpec, requested: str | None = N
 
 def plan_gemm_reduce(problem: GemmReduceProblem, spec: DeviceSpec) -> Plan:
     """Plan how `problem` runs on `spec`. Raises ComputeUnsupported naming the modes there are; ConfigInfeasible."""
-    _check_compute(problem.compute, tuple(m for m in available(problem.dtype, spec) if m in _REDUCE_ROUTES))
+    _check_compute(problem, tuple(m for m in available(problem.dtype, spec) if m in _REDUCE_ROUTES))
     requested = _requested(problem, spec)
     if spec.kind == "cpu":
         if requested not in {None, "numpy", "product"}:
@@ -262,9 +265,18 @@ def available(dtype: np.dtype[Any], spec: DeviceSpec) -> tuple[str, ...]:
     return tuple(mode for mode in compute_modes(dtype) if mode in spec.compute_modes)
 
 
-def _check_compute(compute: str, modes: tuple[str, ...]) -> None:
-    if compute not in modes:
-        raise ComputeUnsupported(f"compute {compute!r} is not available here; there are {', '.join(modes)}", modes)
+def compute_unsupported(compute: str, dtype: np.dtype[Any], modes: Sequence[str]) -> ComputeUnsupported:
+    """The error of a compute mode that the arithmetic dtype or the device lacks; `modes`: those that both have."""
+    if compute not in COMPUTE_MODES:
+        why = "is not known"
+    else:
+        why = "is not available here" if compute in compute_modes(dtype) else f"does not apply to {dtype.name}"
+    return ComputeUnsupported(f"compute {compute!r} {why}; there are {', '.join(modes)}", modes)
+
+
+def _check_compute(problem: GemmProblem | GemmReduceProblem, modes: tuple[str, ...]) -> None:
+    if problem.compute not in modes:
+        raise compute_unsupported(problem.compute, problem.dtype, modes)
 
 
 def _no_route(compute: str, requested: str | None) -> str:

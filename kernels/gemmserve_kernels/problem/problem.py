@@ -1,7 +1,8 @@
 """Problems to be computed: operands, shapes, operations. Pure; no arrays, no device.
 
 `GemmProblem.build` and `GemmReduceProblem.build` are the only gate: whatever they return, every backend can run (on a
-device that has the compute mode). The service validates submissions with them before any data exists.
+device that has the compute mode, which its plan says). The service validates submissions with them before any data
+exists.
 """
 
 from __future__ import annotations
@@ -124,9 +125,9 @@ class GemmProblem(_Product):
     ) -> GemmProblem:
         """Checks everything and returns the problem.
 
-        `beta` None is 1 where there is a c, else 0. Raises ShapeMismatch, DtypeUnsupported, ComputeUnsupported or
-        ParameterInvalid. `c` counts for shape and dtype also where beta is 0, so that neither depends on a value; only
-        its elements are not read then.
+        `beta` None is 1 where there is a c, else 0. Raises ShapeMismatch, DtypeUnsupported or ParameterInvalid. `c`
+        counts for shape and dtype also where beta is 0, so that neither depends on a value; only its elements are not
+        read then.
         """
         operands = {"a": a, "b": b} | ({"c": c} if c is not None else {})
         common = check_product(operands, alpha, trans_a, trans_b, layout, compute, config)
@@ -198,7 +199,7 @@ class GemmReduceProblem(_Product):
     ) -> GemmReduceProblem:
         """Checks everything and returns the problem.
 
-        Raises ShapeMismatch, DtypeUnsupported, ComputeUnsupported or ParameterInvalid.
+        Raises ShapeMismatch, DtypeUnsupported or ParameterInvalid.
         """
         common = check_product({"a": a, "b": b}, alpha, trans_a, trans_b, layout, compute, config)
         problem = cls(

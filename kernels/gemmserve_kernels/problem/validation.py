@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.problem.errors import ComputeUnsupported, DtypeUnsupported, ParameterInvalid, ShapeMismatch
+from gemmserve_kernels.problem.errors import DtypeUnsupported, ParameterInvalid, ShapeMismatch
 from gemmserve_kernels.problem.operand import DTYPES, Operand, real_dtype
 from gemmserve_kernels.problem.vocabulary import COMPUTE_MODES, LAYOUTS, TRANS
 
@@ -48,7 +48,10 @@ def check_product(
     compute: str,
     config: GemmConfig | None,
 ) -> dict[str, Any]:
-    """Checks what every product has, and returns it with what follows from it: fields of a problem, by name."""
+    """Checks what every product has, and returns it with what follows from it: fields of a problem, by name.
+
+    Whether there is such a compute mode is for the plan to say, which knows the device.
+    """
     choice(trans_a, TRANS, "trans_a")
     choice(trans_b, TRANS, "trans_b")
     planar = choice(layout, LAYOUTS, "layout") == "planar"
@@ -57,7 +60,6 @@ def check_product(
     dtype = np.result_type(*(operand.dtype for operand in operands.values()))
     if planar:
         dtype = np.dtype(np.complex64 if dtype == np.float32 else np.complex128)
-    _check_compute(compute, dtype)
     a, b = (logical_shape(operands[name], planar) for name in ("a", "b"))
     m, k = a[-2:] if trans_a in {"N", "R"} else a[:-3:-1]
     k_of_b, n = b[-2:] if trans_b in {"N", "R"} else b[:-3:-1]
@@ -106,18 +108,6 @@ def check_size(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     # Empty arrays count too: kernels compute strides from their other extents.
     if math.prod(max(extent, 1) for extent in shape) * dtype.itemsize > _MAX_NBYTES:
         raise ShapeMismatch(f"{name} {shape} would exceed 2**62 bytes")
-
-
-def _check_compute(compute: str, dtype: np.dtype[Any]) -> None:
-    if compute not in COMPUTE_MODES:
-        raise ComputeUnsupported(
-            f"unknown compute mode {compute!r}; there are {', '.join(COMPUTE_MODES)}", COMPUTE_MODES
-        )
-    modes = compute_modes(dtype)
-    if compute not in modes:
-        raise ComputeUnsupported(
-            f"compute {compute!r} does not apply to {dtype.name}; it has {', '.join(modes)}", modes
-        )
 
 
 def check_c(c: tuple[int, ...], shape: tuple[int, ...]) -> None:

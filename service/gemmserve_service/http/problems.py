@@ -34,6 +34,7 @@ from gemmserve_service.errors import (
     UnsupportedCoding,
     describe,
 )
+from gemmserve_service.field_errors import field_of, message_of
 from gemmserve_service.http.inference.paths import is_inference
 from gemmserve_service.schemas import VALUE, VIEW
 
@@ -173,10 +174,11 @@ def describe_validation(errors: Sequence[Any], *, skip: Sequence[str] = ()) -> t
     for error in errors:
         if (error["type"], error["loc"][-1:], type(error.get("input"))) in _OTHER_WAY:
             continue
-        names = [str(part) for part in error["loc"] if not (isinstance(part, str) and part in skip)]
-        message = error["msg"].removeprefix("Value error, ")
+        names = [str(part) for part in field_of(error) if not (isinstance(part, str) and part in skip)]
+        message = message_of(error)
         field = ".".join(names) or "body"
-        entries[field] = f"{entries[field]}; or: {message}" if field in entries else message
+        if message != entries.get(field):
+            entries[field] = f"{entries[field]}; or: {message}" if field in entries else message
     listed = [{"field": field[:120], "message": message} for field, message in list(entries.items())[:MAX_ERRORS]]
     return "; ".join(f"{entry['field']}: {entry['message']}" for entry in listed), listed
 

@@ -226,9 +226,11 @@ def _settings(given: dict[str, Any], console: Console) -> Settings | None:
     try:
         return Settings(**given)
     except ValidationError as error:
+        from gemmserve_service.field_errors import message_of
+
         for problem in error.errors():
             where = "--" + str(problem["loc"][0]).replace("_", "-") + ": " if problem["loc"] else ""
-            console.error(where + problem["msg"].removeprefix("Value error, "))
+            console.error(where + message_of(problem))
     return None
 
 

@@ -400,7 +400,8 @@ def _spawn(module: str, text: str, fds: tuple[int, ...], environment: dict[str, 
 def check_keys(settings: Settings) -> None:
     """Raises StartError for a key file that cannot be read, UsageError for a host beyond loopback without any key.
 
-    A server whose keys are all revoked or expired may listen anywhere: it lets nobody in.
+    A server whose keys are all revoked or expired may listen anywhere: it lets nobody in. Says where keys travel in
+    clear text; where a proxy is trusted, that is taken to have TLS.
     """
     try:
         keyring = read_keyring(settings.data_dir, settings.keys_file)
@@ -410,6 +411,12 @@ def check_keys(settings: Settings) -> None:
         raise UsageError(
             f"host {settings.host} can be reached by others and there are no API keys: make one with "
             "`gemmserve keys create`, listen on 127.0.0.1, or give --allow-unauthenticated"
+        )
+    if keyring.closed and not (settings.loopback or settings.tls_certificate or settings.trusted_proxies):
+        say(
+            f"warning: without TLS, API keys and arrays travel in clear text to and from {settings.host}: give "
+            "--tls-certificate and --tls-key, or, where TLS ends at a proxy before this server, its address as "
+            "--trusted-proxies"
         )
     if settings.join_port is None or keyring.closed or settings.allow_unauthenticated:
         return

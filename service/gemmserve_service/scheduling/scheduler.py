@@ -44,7 +44,7 @@ from gemmserve_service.scheduling.links import Links
 from gemmserve_service.scheduling.placement import Placement
 from gemmserve_service.scheduling.results.write_back import WriteBack, failure_of
 from gemmserve_service.scheduling.retries import last_loss, losses
-from gemmserve_service.scheduling.tasks import ALL_CLASSES, ServiceClass, deferrable, load_plans, plan_of
+from gemmserve_service.scheduling.tasks import ALL_CLASSES, ServiceClass, deferrable, load_plans, plan_of, refusal
 from gemmserve_service.scheduling.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class Scheduler:
         plans = {each.device_class: plan_of(problem, each.spec) for each in self.fleet.representatives if each.spec}
         errors = [found for found in plans.values() if isinstance(found, KernelError)]
         if errors and len(errors) == len(plans):
-            raise errors[0]
+            raise refusal(problem, errors)
         if not isinstance(problem, Program):  # of which none comes again
             if len(self._checked) >= _MAX_CHECKED:
                 self._checked.clear()

@@ -8,13 +8,17 @@ from enum import IntEnum
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from gemmserve_kernels import GemmProblem, KernelError, Operand
+from gemmserve_kernels import ComputeUnsupported, GemmProblem, KernelError, Operand
+from gemmserve_kernels.dispatch.routes import compute_unsupported
+from gemmserve_kernels.problem.vocabulary import COMPUTE_MODES
 from gemmserve_service.executor.packing import ExtentTable, form_of
 from gemmserve_service.executor.protocol import Part, Work
 from gemmserve_service.programs import Program, plan_problem
 from gemmserve_service.schemas import ArrayInfo, ProgramParams
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gemmserve_kernels import Plan
     from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_service.errors import ServiceError
@@ -338,6 +342,17 @@ def plan_of(problem: Problem, spec: DeviceSpec) -> Plan | KernelError:
         return plan_problem(problem, spec) if isinstance(problem, Program) else _plan(problem, spec)
     except KernelError as error:
         return error
+
+
+def refusal(problem: Problem, errors: Sequence[KernelError]) -> KernelError:
+    """Return the error of a problem that no device can run, given each device's: the first, which names the compute
+    modes of all devices where it is about one.
+    """
+    first = errors[0]
+    if isinstance(problem, Program) or not isinstance(first, ComputeUnsupported):
+        return first
+    there = {mode for error in errors if isinstance(error, ComputeUnsupported) for mode in error.available}
+    return compute_unsupported(problem.compute, problem.dtype, [mode for mode in COMPUTE_MODES if mode in there])
 
 
 @lru_cache(4096)

@@ -16,7 +16,7 @@ from gemmserve_service.tenancy.keyring import KeyringError, change_owner, create
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Protocol
 
     class Console(Protocol):
@@ -94,12 +94,19 @@ class Keys:
         try:
             return command(args, data_dir, context.console)
         except (_UsageError, ValidationError) as error:
-            said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            said = _said(error.errors()[0]) if isinstance(error, ValidationError) else str(error)
             context.console.error(said)
             return _USAGE
         except KeyringError as error:
             context.console.error(str(error))
             return 1
+
+
+def _said(problem: Mapping[str, Any]) -> str:
+    """Return what is wrong with a field of a key, and which."""
+    from gemmserve_service.field_errors import message_of
+
+    return f"{'.'.join(map(str, problem['loc']))}: {message_of(problem)}"
 
 
 class _UsageError(ValueError):

@@ -65,6 +65,19 @@ def test_streams(cli, files) -> None:
     np.testing.assert_allclose(np.load(io.BytesIO(done.data)), files.a @ files.b, rtol=1e-4)
 
 
+def test_what_is_nearly_an_id_is_told_from_a_file(cli, service, files) -> None:
+    for wrong, hint in (
+        ("arr_01JD2W7M4H8K3N5P6Q9R0S1T2V", "no id of an array"),
+        ("job_01jd2w7m4h8k3n", "jobs show job_01"),
+    ):
+        done = cli("gemm", wrong, "b.npy")
+        assert done.status == 2
+        assert hint in done.err
+    assert service.requests == []
+    np.save("arr_a.npy", files.a)
+    assert cli("gemm", "arr_a.npy", "b.npy", "-o", "d.npy").status == 0
+
+
 def test_terminals_and_streams_used_twice_are_wrong_usage(cli, service, files) -> None:
     for arguments, kwargs in (
         (("gemm", "-", "-", "-o", "d.npy"), {"stdin": b""}),
@@ -118,6 +131,18 @@ def test_remote_reduce(cli, service, files) -> None:
 )
 def test_scalars(text, value) -> None:
     assert scalar(text) == value
+
+
+def test_what_is_no_number_or_config_is_said(cli, service, files) -> None:
+    for flag, value, said in (
+        ("--alpha", "x", "a number is written as 2, 1e-3 or 1+2j, not 'x'"),
+        ("--config", "{block_m: 1}", "a config is a JSON object"),
+        ("--config", "[1]", "a config is a JSON object"),
+    ):
+        done = cli("gemm", "a.npy", "b.npy", "-o", "d.npy", flag, value)
+        assert done.status == 2
+        assert said in done.err
+    assert service.requests == []
 
 
 def test_an_output_without_a_folder_costs_nothing(cli, service, files) -> None:

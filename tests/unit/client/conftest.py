@@ -63,6 +63,12 @@ async def async_client(service: FakeService, clock: Clock) -> AsyncIterator[Asyn
         yield connected
 
 
+@pytest.fixture(params=["sync", "async"])
+def connected(request, client, async_client) -> Client | AsyncClient:
+    """A client of either kind."""
+    return client if request.param == "sync" else async_client
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(7)

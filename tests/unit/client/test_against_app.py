@@ -109,6 +109,27 @@ def test_reductions(live, random_complex) -> None:
         np.testing.assert_allclose(np.asarray(several["c"]), c, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("op", "params"),
+    [
+        ("gemm", {}),
+        ("gemm", {"order": "F", "trans_a": "C", "trans_b": "T"}),
+        ("gemm", {"compute": "fp32"}),
+        ("gemm_reduce", {}),
+        ("gemm_reduce", {"reduce": ["sum", "sumsq", "argmin", "mean"], "axis": ["n", "batch"], "return_c": True}),
+        ("gemm_reduce", {"reduce": "max", "pre_op": "abs"}),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float16", "complex64"])
+def test_what_results_are_is_known_here_as_the_server_has_it(live, rng, op, params, dtype) -> None:
+    a, b = rng.standard_normal((2, 4, 4)).astype(dtype), rng.standard_normal((4, 4)).astype("float32")
+    found = live.submit(op, live.put(a), b, **params).result(60)
+    for handle in found.values() if isinstance(found, dict) else [found]:
+        expected, info = handle._known, handle.info
+        assert handle._known is not expected, "the server was asked only now"
+        assert (expected.shape, expected.dtype, expected.order) == (info.shape, info.dtype, info.order)
+
+
 def test_jobs(live, random_complex) -> None:
     a = random_complex(40, 40)
     job = live.submit("gemm", a, a, priority=5, ttl_s=600, verify=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 from functools import partial
@@ -15,11 +16,6 @@ import gemmserve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-@pytest.fixture(params=["sync", "async"])
-def connected(request, client, async_client):
-    return client if request.param == "sync" else async_client
 
 
 async def done(result):
@@ -137,6 +133,27 @@ def test_repr(client, random_complex) -> None:
     assert repr(job) == f"<Job {job.id} gemm queued at http://127.0.0.1:8000>"
 
 
+async def test_a_result_shows_what_it_is(connected, random_complex) -> None:
+    remote = await done(connected.put(random_complex(3, 4)))
+    job = await done(connected.submit("gemm", remote, remote.H, order="F"))
+    found = [await done(job.result()), await done((await done(connected.job(job.id))).result())]
+    found += [await done((await done(connected.submit_many([{"op": "gemm", "a": remote, "b": remote.H}])))[0].result())]
+    found += await items(connected.map([{"op": "gemm", "a": remote, "b": remote.H}]))
+    for result in found:
+        assert "complex64[3, 3] 72 B" in repr(result)
+
+
+def test_it_is_known_without_asking_where_the_operands_are(client, service, random_complex) -> None:
+    remote = client.put(random_complex(3, 4))
+    job = client.submit("gemm_reduce", remote, random_complex(4, 5), reduce=["absmax", "argmax"], axis="n")
+    job.wait()
+    asked = len(service.requests)
+    assert [repr(x).split()[2] for x in copy.copy(job).result().values()] == ["float32[3]", "int64[3]"]
+    assert len(service.requests) == asked
+    client.job(job.id).result()
+    assert service.calls[asked:] == ["GET /v1/jobs/job", "GET /v1/arrays/arr", "GET /v1/arrays/arr"]
+
+
 class Streams:
     """A job's events by one stream after the other, each of which ends as the test says; `asked` for with these ids."""
 
@@ -245,7 +262,7 @@ async def test_an_array_that_an_iterator_fills_again_is_not_sent(connected, serv
         lambda: items(connected.map(products())),
     ]
     for call in calls:
-        with pytest.raises(gemmserve.ParameterInvalid, match="product 0 has been filled again") as raised:
+        with pytest.raises(gemmserve.ParameterInvalid, match="product 0: b has been filled again") as raised:
             await done(call())
         assert raised.value.problem["item"] == 0
     assert service.requests == asked
@@ -266,9 +283,9 @@ async def test_many_go_in_several_exchanges(connected, service, random_complex) 
 
 async def test_those_before_the_refused_ones_are_cancelled(connected, service, random_complex) -> None:
     remote = await done(connected.put(random_complex(2, 2)))
-    refusal = {"type": "/problems/shape-mismatch", "title": "", "status": 422, "detail": "no", "item": 7}
+    refusal = {"type": "/problems/shape-mismatch", "title": "", "status": 422, "detail": "job 7: no", "item": 7}
     service.script.extend([None, httpx.Response(422, json=refusal)])
-    with pytest.raises(gemmserve.ShapeMismatch) as caught:
+    with pytest.raises(gemmserve.ShapeMismatch, match=r"^product 507: no$") as caught:
         await done(connected.submit_many([{"op": "gemm", "a": remote, "b": remote}] * 600))
     assert caught.value.problem["item"] == 507
     assert {job["state"] for job in service.jobs.values()} == {"cancelled"}
@@ -285,7 +302,7 @@ async def test_those_before_the_refused_ones_are_cancelled(connected, service, r
 )
 async def test_what_is_wrong_is_found_before_anything_is_sent(connected, service, wrong, kind) -> None:
     good = {"op": "gemm", "a": np.ones((2, 2)), "b": np.ones((2, 2))}
-    with pytest.raises(kind) as caught:
+    with pytest.raises(kind, match=r"^product 1: ") as caught:
         await done(connected.submit_many([good, wrong, good]))
     assert caught.value.problem["item"] == 1
     assert service.requests == []
@@ -296,70 +313,3 @@ async def test_an_answer_that_lists_others_is_no_answer(connected, service, rand
     service.script.append(httpx.Response(202, json={"jobs": []}))
     with pytest.raises(gemmserve.ProtocolError):
         await done(connected.submit_many([{"op": "gemm", "a": remote, "b": remote}]))
-
-
-async def test_map_is_lazy_ordered_and_bounded(connected, service, random_complex) -> None:
-    a = random_complex(2, 2)
-    remote = await done(connected.put(a))
-    taken = []
-
-    def asked():
-        for number in range(1, 31):
-            taken.append(number)
-            yield {"op": "gemm", "a": remote, "b": remote, "alpha": number}
-
-    results = connected.map(asked(), in_flight=8)
-    assert taken == []
-    number = 0
-    async for result in each(results):
-        number += 1
-        np.testing.assert_allclose(await done(result.numpy()), number * (a @ a), rtol=1e-5)
-        assert len(taken) <= number + 11
-    assert number == 30
-    assert {job["state"] for job in service.jobs.values()} == {"succeeded"}
-
-
-async def each(results):
-    if hasattr(results, "__aiter__"):
-        async for result in results:
-            yield result
-    else:
-        for result in results:
-            yield result
-
-
-async def test_map_waits_and_does_not_spin(connected, service, clock, random_complex) -> None:
-    remote = await done(connected.put(random_complex(2, 2)))
-    service.polls_until_done = 3
-    asked = [{"op": "gemm", "a": remote, "b": remote}] * 4
-    assert len([result async for result in each(connected.map(asked))]) == 4
-    assert clock.slept
-
-
-@pytest.mark.parametrize("errors", ["raise", "return"])
-async def test_map_and_a_product_that_fails(connected, service, random_complex, errors) -> None:
-    remote = await done(connected.put(random_complex(2, 2)))
-    asked = [{"op": "gemm", "a": remote, "b": remote}] * 6
-    failed = {"type": "/problems/device-error", "title": "", "status": 500, "detail": "it broke"}
-
-    def fail(_) -> None:
-        job = list(service.jobs.values())[1]
-        job |= {"state": "failed", "error": failed}
-
-    service.script.extend([None, fail])  # before the answer to the second exchange
-    results = each(connected.map(asked, in_flight=12, errors=errors))
-    if errors == "raise":
-        assert isinstance(await anext(results), gemmserve.RemoteArray | gemmserve.AsyncRemoteArray)
-        with pytest.raises(gemmserve.JobFailed, match="it broke"):
-            await anext(results)
-    else:
-        assert [isinstance(result, gemmserve.JobFailed) async for result in results] == [False, True] + [False] * 4
-
-
-async def test_a_map_that_is_closed_cancels_what_is_not_done(connected, service, random_complex) -> None:
-    remote = await done(connected.put(random_complex(2, 2)))
-    results = connected.map(({"op": "gemm", "a": remote, "b": remote} for _ in iter(int, 1)), in_flight=4)
-    await done(anext(results) if hasattr(results, "__anext__") else next(results))
-    await done(results.aclose() if hasattr(results, "aclose") else results.close())
-    states = [job["state"] for job in service.jobs.values()]
-    assert states == ["succeeded"] * 2 + ["cancelled"] * 4

@@ -69,6 +69,13 @@ def test_what_is_no_npy(head) -> None:
     assert type(caught.value) is wire.NpyError
 
 
+def test_an_archive_of_several_is_called_one() -> None:
+    data = io.BytesIO()
+    np.savez(data, a=np.eye(2))
+    with pytest.raises(wire.NpyError, match="npz archive"):
+        wire.parse_npy_header(data.getvalue())
+
+
 @pytest.mark.parametrize(
     "descr", ["'|O'", "'<i8'", "'<f16'", "'|V8'", "'<U4'", "'<M8[ns]'", "[('x', '<f8')]", "None", "'f8,f8'"]
 )

@@ -58,7 +58,7 @@ class Herk(Operation):
         """Check everything and return the operation. op(a) is (..., n, k); dtypes, `compute` and what `beta` is by
         default (None) are those of gemm.
 
-        Raises ShapeMismatch, DtypeUnsupported, ComputeUnsupported, ParameterInvalid.
+        Raises ShapeMismatch, DtypeUnsupported, ParameterInvalid.
         """
         trans_b = _ADJOINT.get(trans_a, trans_a)
         product = GemmProblem.build(

@@ -44,6 +44,7 @@ from gemmserve_service.executor.protocol import (
     Written,
     encode,
 )
+from gemmserve_service.field_errors import message_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -142,7 +143,7 @@ class Link:
             problem = error.errors(include_input=False)[0]
             where = ".".join(map(str, problem["loc"]))
             slug = "name" if where == "name" else "malformed"
-            self.refuse(Refused(slug=slug, detail=f"{where}: {problem['msg']}"))
+            self.refuse(Refused(slug=slug, detail=f"{where}: {message_of(problem, show=False)}"))
             return
         self._decoder.limit = _MAX_FRAME
         self.join = join

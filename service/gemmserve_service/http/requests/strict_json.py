@@ -81,7 +81,7 @@ def validate(adapter: TypeAdapter[T] | type[BaseModel], value: dict[str, Any], *
             return adapter.validate_python(value, strict=True)
         return adapter.model_validate(value, strict=True)
     except ValidationError as error:
-        raise InvalidParameters(*describe_validation(error.errors(include_context=False), skip=tags)) from None
+        raise InvalidParameters(*describe_validation(error.errors(include_url=False), skip=tags)) from None
 
 
 def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class TagsQuery(BaseModel):
         try:
             return Tags(self.name, _LABELS.validate_python(labels))
         except ValidationError as error:
-            listed = [{**entry, "loc": ("label", *entry["loc"])} for entry in error.errors(include_context=False)]
+            listed = [{**entry, "loc": ("label", *entry["loc"])} for entry in error.errors(include_url=False)]
             raise InvalidParameters(*describe_validation(listed)) from None
 
 

@@ -90,6 +90,8 @@ def test_what_can_be_checked_before_anything_is_sent(client) -> None:
         client.gemm_many([eye] * 2, [eye] * 3)
     with pytest.raises(gemmserve.DtypeUnsupported, match=r"a\[1\]"):
         client.gemm_many([eye, eye.astype(int)], eye)
+    with pytest.raises(gemmserve.DtypeUnsupported, match=r"^b is the id of an array"):
+        client.gemm_many([eye], "arr_01jd2w7m4h8k3n5p6q9r0s1t2v")
     with pytest.raises(gemmserve.ParameterInvalid, match="beta needs c"):
         client.gemm_many([eye], [eye], beta=1)
 

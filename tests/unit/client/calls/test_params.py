@@ -58,7 +58,9 @@ def test_what_is_said_is_sent() -> None:
     assert params.to_json({"config": {"stages": 3}}) == {"config": {"stages": 3}}
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), complex(0, float("nan")), "x", None, np.eye(2), 10**400])
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), complex(0, float("nan")), "x", "2", None, np.eye(2), 10**400]
+)
 def test_scalars_are_finite_numbers(value) -> None:
     with pytest.raises(gemmserve.ParameterInvalid) as caught:
         params.to_json({"alpha": value})

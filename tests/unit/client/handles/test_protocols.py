@@ -66,6 +66,18 @@ def test_options_that_have_no_form_are_refused(remote, service) -> None:
     assert service.requests == []
 
 
+async def test_attributes_that_arrays_alone_have_are_told_of(remote, async_client) -> None:
+    for name, said in (("mean", "x.numpy().mean()"), ("astype", "x.numpy().astype()"), ("flags", "x.numpy().flags")):
+        with pytest.raises(AttributeError, match="download the array first") as caught:
+            getattr(remote, name)
+        assert str(caught.value).endswith(said)
+        assert not hasattr(remote, name)
+    with pytest.raises(AttributeError, match=r"\(await x.numpy\(\)\).mean\(\)$"):
+        (await async_client.put(np.eye(2))).mean  # noqa: B018 (an attribute)
+    with pytest.raises(AttributeError, match=r"^'RemoteArray' object has no attribute 'meen'$"):
+        remote.meen  # noqa: B018 (as above)
+
+
 def test_others_that_have_a_say_are_asked(remote) -> None:
     class Other:
         def __array_function__(self, func, types, args, kwargs):

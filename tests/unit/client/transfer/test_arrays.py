@@ -123,6 +123,10 @@ class Tensor:
     [
         ("a.npy", "numpy.load('a.npy')"),
         (pathlib.Path("a.npy"), "numpy.load('a.npy')"),
+        ("arr_a.npy", "numpy.load('arr_a.npy')"),
+        ("arr_01jd2w7m4h8k3n5p6q9r0s1t2v", "x is the id of an array, 'arr_01jd2w7m4h8k3n5p6q9r0s1t2v': client.array("),
+        ("arr_01jd2w7m4h8k3n5p6q9r0s1t2v_7", "client.array('arr_01jd2w7m4h8k3n5p6q9r0s1t2v_7')"),
+        ("job_01jd2w7m4h8k3n5p6q9r0s1t2v", "client.job('job_01jd2w7m4h8k3n5p6q9r0s1t2v').result()"),
         (np.ma.masked_array([1.0, 2.0], [0, 1]), "x.filled(0)"),
         (Tensor(), ".float() loses nothing"),
         ([[1.0], [1.0, 2.0]], "inhomogeneous"),

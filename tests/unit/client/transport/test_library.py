@@ -37,6 +37,11 @@ def test_what_is_amiss_with_tls_is_said():
     untrusted = library.as_error(httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed"), "https://host")
     assert "--ca-file" in str(untrusted)
     assert not untrusted.retriable
+    others = "[SSL: CERTIFICATE_VERIFY_FAILED] Hostname mismatch, certificate is not valid for 'host'"
+    other = library.as_error(httpx.ConnectError(others), "https://host")
+    assert "subjectAltName" in str(other)
+    assert "--ca-file" not in str(other)
+    assert not other.retriable
     broken = httpx.RemoteProtocolError("closed")
     assert str(library.as_error(broken, "http://host")).endswith("is asked by https://")
     assert "https" not in str(library.as_error(broken, "http://host", answered=True))

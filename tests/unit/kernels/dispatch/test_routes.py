@@ -331,6 +331,27 @@ def test_tf32_needs_its_hardware():
     assert "3xfp16" in error.value.available
 
 
+@pytest.mark.parametrize(
+    ("dtype", "compute", "spec", "modes", "why"),
+    [
+        ("complex64", "bf16", CPU, ["auto", "fp32", "fp64"], "is not known"),
+        ("float64", "fp32", CPU, ["auto", "fp64"], "does not apply to float64"),
+        ("float64", "3xtf32", H200, ["auto", "fp64", "ozaki"], "does not apply to float64"),
+        ("complex128", "tf32", TURING, ["auto", "fp64"], "does not apply to complex128"),
+        ("float16", "fp64", H200, ["auto", "fp32"], "does not apply to float16"),
+        ("float16", "ozaki", CPU, ["auto", "fp32"], "does not apply to float16"),
+        ("float64", "ozaki", CPU, ["auto", "fp64"], "is not available here"),
+    ],
+)
+def test_of_a_mode_that_a_dtype_lacks_those_are_named_that_the_device_has_too(dtype, compute, spec, modes, why):
+    with pytest.raises(ComputeUnsupported, match=why) as error:
+        plan_gemm(problem(dtype=dtype, compute=compute), spec)
+    assert error.value.available == modes
+    with pytest.raises(ComputeUnsupported) as error:
+        plan_gemm_reduce(reduction(dtypes=(dtype, dtype), compute=compute), spec)
+    assert set(error.value.available) <= set(modes)
+
+
 def test_available_modes():
     assert available(problem(dtype="float16").dtype, H200) == ("auto", "fp32")
     assert available(problem(dtype="complex128").dtype, H200) == ("auto", "fp64", "ozaki")

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmserve_kernels import (
-    ComputeUnsupported,
     DtypeUnsupported,
     GemmProblem,
     GemmReduceProblem,
@@ -182,24 +181,6 @@ def test_unknown_words(name, value):
     with pytest.raises(ParameterInvalid) as error:
         build(**{name: value})
     assert error.value.parameter == name
-
-
-@pytest.mark.parametrize(
-    ("dtype", "compute", "offered"),
-    [
-        ("complex64", "bf16", "3xfp16"),
-        ("float64", "fp32", "fp64"),
-        ("complex128", "tf32", "ozaki"),
-        ("float16", "fp64", "fp32"),
-        ("float16", "ozaki", "fp32"),
-        ("float64", "3xtf32", "fp64"),
-    ],
-)
-def test_compute_modes_that_a_dtype_lacks(dtype, compute, offered):
-    with pytest.raises(ComputeUnsupported) as error:
-        build(operand(3, 4, dtype=dtype), operand(4, 5, dtype=dtype), compute=compute)
-    assert offered in error.value.available
-    assert compute not in error.value.available
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,8 @@ def test_a_flag_wins_over_its_variable(served, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--port", "http"], "--port: Input should be a valid integer"),
-        (["--port", "70000"], "--port: Input should be less than or equal to 65535"),
+        (["--port", "http"], "--port: must be a whole number, not 'http'"),
+        (["--port", "70000"], "--port: must be at most 65535, not 70000"),
         (["--device", "tpu"], "--device: device 'tpu' is not auto, cpu, cpu:N, cuda:N or rocm:N"),
         (["--max-store-bytes", "-1"], "--max-store-bytes: '-1' is no number of bytes: 1000000, 512M, 20GiB"),
     ],

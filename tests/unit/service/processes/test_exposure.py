@@ -29,6 +29,31 @@ def test_beyond_loopback_with_a_key(tmp_path):
     check_keys(settings)
 
 
+def test_what_travels_in_clear_text_is_said(tmp_path, pair, capsys):
+    """Unless there is TLS, here or at a proxy, or nobody else can listen on the way."""
+    create_key(tmp_path, "alice")
+    check_keys(Settings(host="0.0.0.0", data_dir=tmp_path))
+    (line,) = capsys.readouterr().err.splitlines()
+    for word in (
+        "keys and arrays travel in clear text",
+        "0.0.0.0",
+        "--tls-certificate",
+        "--tls-key",
+        "--trusted-proxies",
+    ):
+        assert word in line
+    quiet = [
+        {"host": "127.0.0.1"},
+        {"host": "localhost"},
+        {"host": "0.0.0.0", "tls_certificate": pair / "certificate", "tls_key": pair / "key"},
+        {"host": "0.0.0.0", "trusted_proxies": "10.0.0.7"},
+        {"host": "0.0.0.0", "data_dir": tmp_path / "without keys", "allow_unauthenticated": True},
+    ]
+    for fields in quiet:
+        check_keys(Settings(**{"data_dir": tmp_path} | fields))
+    assert capsys.readouterr().err == ""
+
+
 def test_keys_that_cannot_be_read_are_no_keys(tmp_path):
     (tmp_path / FILE).write_text("{")
     with pytest.raises(StartError, match=FILE):

@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from gemmserve_kernels import ComputeUnsupported
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_service.errors import (
     JobCancelled,
@@ -113,6 +114,18 @@ async def test_plans_are_those_of_the_devices_that_there_are(make_scheduler, mak
     fake.hello("cuda:1")
     assert len(scheduler.check(problem)) == 2
     assert known in scheduler.check(problem).values()
+
+
+async def test_a_mode_that_no_device_has_is_refused_with_those_of_all(make_scheduler, make_fake, make_task):
+    fake = make_fake("cuda:0", "cuda:1")
+    fake.specs = {"cuda:0": KNOWN["MI250X"], "cuda:1": KNOWN["A100"]}
+    scheduler = await make_scheduler(fake)
+    problem = (await make_task("t")).problem
+    object.__setattr__(problem, "compute", "ozaki")
+    with pytest.raises(ComputeUnsupported) as caught:
+        scheduler.check(problem)
+    assert caught.value.available == ["auto", "fp32", "fp64", "tf32", "1xtf32", "3xtf32", "3xfp16", "6xbf16", "9xbf16"]
+    assert "9xbf16" in str(caught.value)
 
 
 @pytest.fixture

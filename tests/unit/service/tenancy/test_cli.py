@@ -119,7 +119,7 @@ def test_a_second_key_of_an_owner(keys, tmp_path):
         (["create", "x", "--weight", "0"], "is not a number above 0"),
         (["create", "x", "--weight", "nan"], "is not a number above 0"),
         (["create", "x", "--quota-stored-bytes", "much"], "is no number of bytes"),
-        (["create", "x", "--quota-queued-jobs", "-1"], "greater than or equal to 0"),
+        (["create", "x", "--quota-queued-jobs", "-1"], "queued_jobs: must be at least 0, not -1"),
         (["create", "x", "--name", "y"], "two names"),
         (["create", "x", "--owner", "nobody"], "no owner nobody"),
     ],

@@ -34,3 +34,10 @@ def test_they_fit_a_page():
         for sample in samples:
             assert max(map(len, sample["source"].splitlines())) <= 120, key
             assert sample["lang"] in {"Python", "Shell"}
+
+
+def test_a_refusal_of_theirs_shows_why():
+    """The problem is in the body, which curl's -f throws away."""
+    for key, samples in code_samples().items():
+        for sample in samples:
+            assert " -f " not in sample["source"], key

@@ -329,7 +329,7 @@ class TestSeveral:
             ({"jobs": {}}, "jobs"),
             ({"jobs": None}, "jobs"),
             ({"jobs": [1]}, "jobs.0"),
-            ({"jobs": [{}]}, "jobs.0"),
+            ({"jobs": [{}]}, "jobs.0.op"),
         ],
     )
     async def test_what_is_no_list_of_jobs(self, client, problem, asked, said):

@@ -124,7 +124,7 @@ async def test_an_operand_that_is_no_id_is_said_to_be_none(client, put):
     a = await put(A)
     problem = (await submit(client, op="gemm", a="nothing", b=a)).json()
     assert [error["field"] for error in problem["errors"]] == ["a"]
-    assert "pattern" in problem["detail"]
+    assert "must be the id of an array" in problem["detail"]
     assert "ArrayView" not in problem["detail"]
 
 

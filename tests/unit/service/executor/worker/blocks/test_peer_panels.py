@@ -422,10 +422,12 @@ def test_what_is_to_be_computed_meanwhile_decides(devices) -> None:
         slots.close()
 
 
-def test_a_host_that_is_fast_enough_keeps_nobody_waiting(devices) -> None:
-    """Panels under way to another device are brought at once, in their blocks' order."""
+@pytest.fixture
+def half_way(devices):
+    """The slots of another device, while the first is being brought a panel of A, which `end` lets come; `bring` brings
+    panels there, and `brought` lists them.
+    """
     one, other = (sharing(device, 6) for device in devices)
-    devices[1].peers.always = False
     begun, go_on = threading.Event(), threading.Event()
 
     def slowly(array):
@@ -442,14 +444,23 @@ def test_a_host_that_is_fast_enough_keeps_nobody_waiting(devices) -> None:
         brought.append((side, GRID.panel(side, index)))
         array.fill(value(side, GRID.panel(side, index)))
 
+    def end():
+        go_on.set()
+        slow.join(WAIT_S)
+
     PanelsAhead(lambda: None).follow(other)
-    other.expect([0, 1], bring)
-    until(lambda: len(brought) == 3)
-    assert brought == [("a", 0), ("b", 0), ("b", 1)]
-    go_on.set()
-    slow.join(WAIT_S)
+    yield SimpleNamespace(other=other, bring=bring, brought=brought, end=end)
+    end()
     for slots in (one, other):
         slots.close()
+
+
+def test_a_host_that_is_fast_enough_keeps_nobody_waiting(devices, half_way) -> None:
+    """Panels under way to another device are brought at once, in their blocks' order."""
+    devices[1].peers.always = False
+    half_way.other.expect([0, 1], half_way.bring)
+    until(lambda: len(half_way.brought) == 3)
+    assert half_way.brought == [("a", 0), ("b", 0), ("b", 1)]
 
 
 def test_a_slot_waits_for_the_device_that_reads_it(devices) -> None:
@@ -486,34 +497,13 @@ def test_a_slot_waits_for_the_device_that_reads_it(devices) -> None:
         slots.close()
 
 
-def test_what_comes_to_another_device_is_brought_last(devices) -> None:
+def test_what_comes_to_another_device_is_brought_last(half_way) -> None:
     """Ahead of their blocks the panels come that nobody else brings; the other is copied once it is there."""
-    one, other = (sharing(device, 6) for device in devices)
-    begun, go_on = threading.Event(), threading.Event()
-
-    def slowly(array):
-        begun.set()
-        assert go_on.wait(WAIT_S)
-        array.fill(value("a", 0))
-
-    slow = threading.Thread(target=lambda: one.take("a", 0, slowly, waits=True).release())
-    slow.start()
-    assert begun.wait(WAIT_S)
-    brought = []
-
-    def bring(side, index, array):
-        brought.append((side, GRID.panel(side, index)))
-        array.fill(value(side, GRID.panel(side, index)))
-
-    PanelsAhead(lambda: None).follow(other)
-    other.expect([0, 1, 4], bring)
-    until(lambda: len(brought) == 3)
-    go_on.set()
-    slow.join(WAIT_S)
-    until(lambda: other.copies == 1)
-    assert brought == [("b", 0), ("b", 1), ("a", 1)]
-    for slots in (one, other):
-        slots.close()
+    half_way.other.expect([0, 1, 4], half_way.bring)
+    until(lambda: len(half_way.brought) == 3)
+    half_way.end()
+    until(lambda: half_way.other.copies == 1)
+    assert half_way.brought == [("b", 0), ("b", 1), ("a", 1)]
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 from gemmserve import _errors
 from gemmserve._calls import params as _params
 from gemmserve._calls.flows import prepare
-from gemmserve._calls.folding import folded
 from gemmserve._handles.handle import ArrayHandle, base_of
 from gemmserve._handles.lifetime import Lifetime
+from gemmserve._programs.folding import folded
 from gemmserve._transfer.arrays import as_array
 
 if TYPE_CHECKING:

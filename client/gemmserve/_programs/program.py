@@ -13,7 +13,7 @@ from gemmserve._contraction import calls as _contraction
 from gemmserve._handles.handle import ArrayHandle
 from gemmserve._handles.protocols import NumpyHandle
 from gemmserve._job import AsyncJob, AsyncSession, Job, Session
-from gemmserve._recording import Recording, Slot
+from gemmserve._programs.recording import Recording, Slot
 from gemmserve._remote import AsyncRemoteArray, RemoteArray
 
 if TYPE_CHECKING:

@@ -1,0 +1,110 @@
+"""Addresses: with TLS or without it, and what is said where the server is of the other kind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from certificates import make_certificate
+from fake_service import FakeService, serving
+from scripted_server import ScriptedServer, ok
+
+import gemmserve
+from gemmserve import AsyncClient, Client, RetryPolicy
+from gemmserve._transport.urls import speaks_tls
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def accepting(serve) -> Iterator[int]:
+    """A server that does `serve` with each connection; gives its port."""
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                made = listener.accept()[0]
+                with made, contextlib.suppress(OSError):
+                    serve(made)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(60)
+
+
+@pytest.fixture
+def tls_port(tmp_path) -> Iterator[int]:
+    """Port of a server that ends connections which do not begin with a TLS handshake, as ours does."""
+    certificate, key = make_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+
+    def serve(made: socket.socket) -> None:
+        with context.wrap_socket(made, server_side=True) as connection:
+            connection.recv(1)
+
+    with accepting(serve) as port:
+        yield port
+
+
+def test_who_speaks_tls(tls_port) -> None:
+    assert speaks_tls("127.0.0.1", tls_port, 10)
+    with accepting(lambda made: made.sendall(b"\x15\x03\x03\x00\x02\x02\x28")) as port:
+        assert speaks_tls("127.0.0.1", port, 10), "handshake_failure: an alert is TLS, too"
+    with accepting(lambda made: made.sendall(ok(b"plain"))) as port:
+        assert not speaks_tls("127.0.0.1", port, 10)
+    with accepting(lambda made: made.shutdown(socket.SHUT_RDWR)) as port:
+        assert not speaks_tls("127.0.0.1", port, 10)
+    assert not speaks_tls("127.0.0.1", port, 10), "nobody listens"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert not speaks_tls("127.0.0.1", silent.getsockname()[1], 0.05)
+
+
+def never(_seconds: float) -> None:
+    raise AssertionError("the error is final, and nothing is tried again")
+
+
+def ask(url: str, kind: str) -> None:
+    """A first request, by a client of either kind."""
+
+    async def awaited() -> None:
+        async with AsyncClient(url) as client:
+            client._io._sleep = never
+            await client.health()
+
+    if kind == "async":
+        asyncio.run(awaited())
+        return
+    with Client(url) as client:
+        client._io._sleep = never
+        client.put([[1.0]]) if kind == "put" else client.health()
+
+
+@pytest.mark.parametrize("kind", ["sync", "put", "async"])
+def test_a_server_of_the_other_kind_is_told_at_once(tls_port, kind) -> None:
+    with pytest.raises(gemmserve.TransportError) as caught:
+        ask(f"http://127.0.0.1:{tls_port}", kind)
+    assert str(caught.value) == f"http://127.0.0.1:{tls_port} speaks TLS: it is asked by https://127.0.0.1:{tls_port}"
+    with serving(FakeService()) as url, pytest.raises(gemmserve.TransportError) as caught:
+        ask(url.replace("http", "https"), kind)
+    assert str(caught.value).endswith(f"a server without it is asked by {url}")
+
+
+def test_a_server_without_tls_that_breaks_is_asked_again() -> None:
+    """The question about TLS is one more connection, which it breaks as well."""
+    answers = iter([None])
+    answer = ok(b'{"status": "ok"}', "Content-Type: application/json")
+    with ScriptedServer(lambda _body, _number: next(answers, answer)) as server:
+        url = "http://{}:{}".format(*server.address)
+        with Client(url, retry=RetryPolicy(base_s=0)) as client, pytest.raises(gemmserve.ProtocolError):
+            client.health()
+        assert len(server._open) == 3
