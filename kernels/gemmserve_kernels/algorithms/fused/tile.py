@@ -25,8 +25,10 @@ _CONSUMERS: Final = 256
 """Threads that multiply."""
 _SLOT_BYTES: Final = _CONSUMERS // 32 * 16 * (CHUNK * 8 + 32)
 _FEW_BYTES: Final = _CONSUMERS // 32 * 4 * BLOCK * 8
+_NUMBERS_BYTES: Final = 2 * BLOCK * CHUNK * 8
+"""A chunk of both operands as they are."""
 _ALIGNMENT: Final = 1024
-_STATIC: Final = 512
+_STATIC: Final = 256
 """Bytes of shared memory for barriers, at most."""
 _RESERVED: Final = 1024
 """Bytes of shared memory that the system keeps of each block (CUDA C++ programming guide)."""
@@ -68,19 +70,20 @@ class FusedTile:
     @property
     def threads(self) -> int:
         """Threads of a block: those that multiply, and those that bring what they multiply."""
-        return _CONSUMERS + (128 if self.tall else 512)
+        return _CONSUMERS + (128 if self.tall else 512 + 128)
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: Config::SHARED_BYTES in cuda/fused/config.cuh."""
-        rest = self.stages * _SLOT_BYTES + _FEW_BYTES if self.tall else 0
-        return self.stages * self.stage_bytes + rest + _ALIGNMENT
+        rest = self.stages * _SLOT_BYTES + _FEW_BYTES if self.tall else _NUMBERS_BYTES
+        return self.stages * self.stage_bytes + rest + _ALIGNMENT - 16
 
     @property
     def stage_bytes(self) -> int:
-        """Planes of a chunk and what is known of its vectors: Config::STAGE_BYTES."""
+        """Planes of a chunk and what is known of its vectors; of tall tiles one image: Config::STAGE_BYTES."""
         sides, planes = (1, 4) if self.tall else (2, 4 + 6)
-        return -(-(BLOCK * (planes * CHUNK * 2 + sides * 2 * 4) + 64) // _ALIGNMENT) * _ALIGNMENT
+        found = BLOCK * (planes * CHUNK * 2 + sides * (4 + 2)) + 16
+        return -(-found // _ALIGNMENT) * _ALIGNMENT if self.tall else found
 
     @property
     def tile_bytes(self) -> int:

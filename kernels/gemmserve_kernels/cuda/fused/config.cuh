@@ -9,10 +9,11 @@ struct Config {
     static constexpr int VECTORS = 64;  // of an operand that has planes in shared memory
     static constexpr int CHUNK = 64;    // steps of k that have their own scales, at most
     static constexpr int PROMOTE = GEMM_PROMOTE, STAGES = GEMM_STAGES;
-    static constexpr int CONSUMERS = 256, PRODUCERS = TALL ? 128 : 512, THREADS = CONSUMERS + PRODUCERS;
-    static constexpr int PRODUCER_WARPS = PRODUCERS / 32, CONSUMER_WARPS = CONSUMERS / 32;
+    static constexpr int CONSUMERS = 256, PRODUCERS = TALL ? 128 : 512, COPIERS = TALL ? 0 : 128;
+    static constexpr int THREADS = CONSUMERS + PRODUCERS + COPIERS;
+    static constexpr int PRODUCER_WARPS = PRODUCERS / 32, CONSUMER_WARPS = CONSUMERS / 32, COPIER_WARPS = COPIERS / 32;
     static constexpr int SIDE_WARPS = TALL ? PRODUCER_WARPS : PRODUCER_WARPS / 2;  // producers of one operand's planes
-    static constexpr int CONSUMER_REGISTERS = TALL ? 224 : 96, PRODUCER_REGISTERS = TALL ? 56 : 72;
+    static constexpr int CONSUMER_REGISTERS = TALL ? 224 : 96, PRODUCER_REGISTERS = TALL ? 56 : 64, COPIER_REGISTERS = 56;
     static constexpr int PLANES = 4;  // re, im of the high parts, re, im of the low parts
     // Planes of columns that are multiplied to real and imaginary sums at once (multiply.cuh): -im, re, im of the high parts,
     // then of the low parts; first those of the first TURNED columns, then those of the others.
@@ -22,21 +23,28 @@ struct Config {
     static constexpr int SIDES = TALL ? 1 : 2;  // that have planes
     static constexpr int TURNED_PLANE = TURNED * ROW;
     static constexpr int PLANES_BYTES = TALL ? SIDE : SIDE + TURNED_PLANES * PLANE;
-    // Places in a stage of planes, scales, what is known of each vector, and whether a producer's warp has a doubt.
-    static constexpr int SCALES_AT = PLANES_BYTES, COUNTS_AT = SCALES_AT + 4 * SIDES * VECTORS;
-    static constexpr int DOUBTS_AT = COUNTS_AT + 4 * SIDES * VECTORS;
-    static constexpr int IMAGE_BYTES = DOUBTS_AT + 64;  // of a stage of planes
-    static constexpr int STAGE_BYTES = round_up(IMAGE_BYTES, 1024);  // planes are aligned to 1024 bytes
+    // What is known of a chunk's vectors: the scale of each, how much of it is not large (operand.cuh), and whether a
+    // producer's warp has a doubt.
+    static constexpr int SCALES_AT = 0, COUNTS_AT = SCALES_AT + 4 * SIDES * VECTORS;
+    static constexpr int DOUBTS_AT = COUNTS_AT + 2 * SIDES * VECTORS, KNOWN_BYTES = DOUBTS_AT + 16;
+    static constexpr int ALIGNMENT = 1024;  // of planes
+    // A stage has planes, and those of tall tiles what is known behind them: both are copied at once.
+    static constexpr int IMAGE_BYTES = PLANES_BYTES + KNOWN_BYTES;
+    static constexpr int STAGE_BYTES = TALL ? round_up(IMAGE_BYTES, ALIGNMENT) : PLANES_BYTES;
     // Behind the stages, of tall tiles: for every stage the rows of a chunk as they are, ROWS for each warp of consumers, and
     // a few steps of columns as they are.
     static constexpr int ROWS = 16, SLOT_ROW = CHUNK * 8 + 32, SLOT_BYTES = ROWS * SLOT_ROW;
     static constexpr int SLOT_STAGE = CONSUMER_WARPS * SLOT_BYTES;
     static constexpr int FEW_STEPS = 4, FEW_BYTES = FEW_STEPS * VECTORS * 8;
     static constexpr int SLOTS_AT = STAGES * STAGE_BYTES, FEW_AT = SLOTS_AT + STAGES * SLOT_STAGE;
-    static constexpr int END = TALL ? FEW_AT + CONSUMER_WARPS * FEW_BYTES : STAGES * STAGE_BYTES;
-    static constexpr int ALIGNMENT = 1024;
-    static constexpr int SHARED_BYTES = END + ALIGNMENT;
+    // Of others: a chunk of both operands as they are, of A first, and for every stage what is known.
+    static constexpr int NUMBERS_ROW = CHUNK * 8, NUMBERS_BYTES = VECTORS * NUMBERS_ROW;
+    static constexpr int COPIED = VECTORS / (COPIERS > 0 ? COPIER_WARPS : 1);  // vectors of an operand, by a warp
+    static constexpr int KNOWN_AT = TALL ? PLANES_BYTES : SLOTS_AT + SIDES * NUMBERS_BYTES;
+    static constexpr int KNOWN_STEP = TALL ? STAGE_BYTES : KNOWN_BYTES;  // from one stage's to the next
+    static constexpr int END = TALL ? FEW_AT + CONSUMER_WARPS * FEW_BYTES : KNOWN_AT + STAGES * KNOWN_STEP;
+    static constexpr int SHARED_BYTES = END + ALIGNMENT - 16;  // memory is aligned to 16 bytes
     static_assert(BLOCK_N == VECTORS && (TALL || BLOCK_M == VECTORS), "a warpgroup multiplies 64 x 64");
     static_assert(PROMOTE == 16 || PROMOTE == 32 || (TALL && PROMOTE == CHUNK), "whole instructions, halves, chunks");
-    static_assert(PRODUCER_WARPS <= 16, "doubts of so many warps");
+    static_assert(PRODUCER_WARPS <= 16 && IMAGE_BYTES % 16 == 0, "doubts of so many warps");
 };

@@ -17,14 +17,15 @@ GEMM_DEVICE void make_image(const FusedParams& params, unsigned number, int thre
                               column * gemm.b.column_stride + steps.first * gemm.b.row_stride;
     const int columns = static_cast<int>(left < Config::BLOCK_N ? left : Config::BLOCK_N);
     unsigned char* const image = image_at(params, place.quotient, place.remainder, chunk);
+    unsigned char* const known = image + Config::KNOWN_AT;
     const Columns side(thread);
     Columns::Held held;
     side.load(held, {from, columns, steps.count}, gemm.b.column_stride, gemm.b.row_stride);
     const bool promised = side.split(
-        held, steps.count, image, reinterpret_cast<float*>(image + Config::SCALES_AT),
-        reinterpret_cast<int*>(image + Config::COUNTS_AT));
+        held, steps.count, image, reinterpret_cast<float*>(known + Config::SCALES_AT),
+        reinterpret_cast<VectorWord*>(known + Config::COUNTS_AT));
     const int doubt = __any_sync(0xffffffffu, !promised);
-    if (thread % 32 == 0) reinterpret_cast<int*>(image + Config::DOUBTS_AT)[thread / 32] = doubt;
+    if (thread % 32 == 0) known[Config::DOUBTS_AT + thread / 32] = static_cast<unsigned char>(doubt);
 }
 
 extern "C" __global__ void __launch_bounds__(GEMM_THREADS) fused_columns(FusedParams params) {

@@ -14,7 +14,8 @@
 #include "rows.cuh"
 
 using Rows = RowOperand<GEMM_A_ALONG_K, GEMM_CONJUGATE_A>;
-using Copies = RowCopies<GEMM_A_ALONG_K, GEMM_VECTOR_A>;
+using Slots = RowSlots<GEMM_A_ALONG_K>;
+using Copies = VectorCopies<GEMM_A_ALONG_K, GEMM_VECTOR_A, Slots>;
 
 // Barriers of the stages: of the columns' images those of Pipeline; of rows as they are for each warp of producers.
 struct RowBarriers {
@@ -32,8 +33,8 @@ struct RowBarriers {
 GEMM_DEVICE void produce(const FusedParams& params, const Pipeline& pipeline, const RowBarriers& rows, int producer) {
     const GemmParams& gemm = params.gemm;
     const Copies copies{thread_again() % 32};
-    const int first_row = producer * Copies::ROWS;
-    unsigned char* const slots = pipeline.stages + Config::SLOTS_AT + producer * Copies::PAIR * Config::SLOT_BYTES;
+    const int first_row = producer * Slots::VECTORS;
+    unsigned char* const slots = pipeline.stages + Config::SLOTS_AT + producer * Slots::PAIR * Config::SLOT_BYTES;
     Cursor cursor(params);
     Turn turn;
     turn.parity = 1;  // the first time around all stages are empty
@@ -233,18 +234,15 @@ GEMM_DEVICE bool gather_all(
     return gather_splits(params, item, number, sums, served, &told.last, meeting, thread);
 }
 
-// Whether planes serve the warp's rows of a chunk, all of which have been split. By a warp; `stage`: what is known of the
-// columns.
-GEMM_DEVICE bool are_served(const RowsKnown& known, const unsigned char* stage, int steps) {
+// Whether planes serve the warp's rows of a chunk, all of which have been split. By a warp.
+GEMM_DEVICE bool are_served(const RowsKnown& known, const unsigned char* columns_known, int steps) {
     const VectorCounts counts[2] = {Rows::counts(known, 0, steps), Rows::counts(known, 1, steps)};
-    const int* const doubts = reinterpret_cast<const int*>(stage + Config::DOUBTS_AT);
     bool promised = counts[0].promise(known.scale(0), steps) && counts[1].promise(known.scale(1), steps);
-#pragma unroll
-    for (int warp = 0; warp < Config::PRODUCER_WARPS; ++warp) promised &= doubts[warp] == 0;
+    promised &= *reinterpret_cast<const unsigned*>(columns_known + Config::DOUBTS_AT) == 0;
     if (__all_sync(0xffffffffu, promised) != 0) return true;
     Worst worst;
     for (int h = 0; h < 2; ++h) worst.add(counts[h].word(known.scale(h)));
-    const int* const columns = reinterpret_cast<const int*>(stage + Config::COUNTS_AT);
+    const auto* const columns = reinterpret_cast<const VectorWord*>(columns_known + Config::COUNTS_AT);
     return is_served(worst.over_warp(), deficits_of_chunk(columns), steps - SPARE);
 }
 
@@ -254,7 +252,7 @@ struct WarpStages {
     const RowBarriers& rows;
     int warp;
 
-    GEMM_DEVICE int producer() const { return warp / Copies::PAIR; }
+    GEMM_DEVICE int producer() const { return warp / Slots::PAIR; }
     GEMM_DEVICE const unsigned char* slot(const Turn& turn) const {
         return pipeline.stages + Config::SLOTS_AT + once_more(turn.stage) * Config::SLOT_STAGE + warp * Config::SLOT_BYTES;
     }
@@ -286,14 +284,14 @@ GEMM_DEVICE void consume(
             const Address columns = of_all_lanes(shared_address(stage));
             const float scales[2] = {known.scale(0).up(), known.scale(1).up()};
             const float* const right =
-                reinterpret_cast<const float*>(stage + Config::SCALES_AT) + once_more(rows.lane) % 4 * 2;
+                reinterpret_cast<const float*>(stage + Config::KNOWN_AT + Config::SCALES_AT) + once_more(rows.lane) % 4 * 2;
             const auto following = [&] { return Turn::after(turns + 1); };
             const bool more = chunk + 1 < end;
             bool serves = true;
             barrier_wait(pipeline.filled(turn), turn.parity);
             const auto split_late = [&] {
                 rows.split(late, known, stages.slot(turn), 1);
-                serves = are_served(known, stage, Steps::count_of(params, chunk));
+                serves = are_served(known, stage + Config::KNOWN_AT, Steps::count_of(params, chunk));
                 if (serves) stages.leave_rows(turn, rows.lane);
             };
             const auto measure_next = [&] {
@@ -356,6 +354,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, 1) fused_tall(FusedPa
     __shared__ __align__(8) Barrier rows_full[Config::STAGES][Config::PRODUCER_WARPS];
     __shared__ __align__(8) Barrier rows_empty[Config::STAGES][Config::PRODUCER_WARPS];
     __shared__ Told told;
+    static_assert(Config::PRODUCER_WARPS == 4, "doubts are one word");
     static_assert(Config::THREADS == GEMM_THREADS, "the host counts the threads the same way");
     static_assert(Config::SHARED_BYTES == GEMM_SHARED_BYTES, "the host counts the bytes the same way");
     const Pipeline pipeline{
@@ -368,7 +367,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, 1) fused_tall(FusedPa
             barrier_init(shared_address(&empty[i]), Config::CONSUMER_WARPS);
             for (int producer = 0; producer < Config::PRODUCER_WARPS; ++producer) {
                 barrier_init(shared_address(&rows_full[i][producer]), 32);
-                barrier_init(shared_address(&rows_empty[i][producer]), Copies::PAIR);
+                barrier_init(shared_address(&rows_empty[i][producer]), Slots::PAIR);
             }
         }
         barrier_init(shared_address(&together), Config::CONSUMER_WARPS);

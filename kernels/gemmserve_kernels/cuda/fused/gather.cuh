@@ -31,7 +31,7 @@ struct Worst {
         const int small_re = word & 0x7f, small_im = word >> IMAGINARY_AT & 0x7f;
         int best = small_re < small_im ? small_re : small_im, worst = small_re < small_im ? small_im : small_re;
         const int lossy = (re ? small_re : 0) + (im ? small_im : 0);
-        if ((word & UNSERVED) != 0) best = worst = NEVER;
+        if ((word & UNSERVED) == UNSERVED) best = worst = NEVER;
         words[0] = best > words[0] ? best : words[0];
         words[1] = worst > words[1] ? worst : words[1];
         words[2] = lossy > words[2] ? lossy : words[2];
@@ -48,7 +48,7 @@ struct Worst {
 };
 
 // What is known of the vectors of one side of a chunk, by a whole warp.
-GEMM_DEVICE Deficits deficits_of_chunk(const int* counts) {
+GEMM_DEVICE Deficits deficits_of_chunk(const VectorWord* counts) {
     Worst worst;
     for (int vector = static_cast<int>(threadIdx.x) % 32; vector < Config::VECTORS; vector += 32) {
         worst.add(counts[vector]);

@@ -30,6 +30,9 @@ struct Pipeline {
     Address full, empty, together;  // barriers: of each stage, and of the consumers
 
     GEMM_DEVICE unsigned char* stage(const Turn& turn) const { return stages + turn.stage * Config::STAGE_BYTES; }
+    GEMM_DEVICE unsigned char* known(const Turn& turn) const {
+        return stages + Config::KNOWN_AT + turn.stage * Config::KNOWN_STEP;
+    }
     GEMM_DEVICE Address filled(const Turn& turn) const { return full + turn.stage * sizeof(Barrier); }
     GEMM_DEVICE Address emptied(const Turn& turn) const { return empty + turn.stage * sizeof(Barrier); }
 };
@@ -102,6 +105,17 @@ struct Item {
         const Quotient where = tile_of_matrix(in_matrix, gemm.tiles_m, gemm.tiles_n);
         tile_m = static_cast<unsigned>(where.remainder);
         tile_n = static_cast<unsigned>(where.quotient);
+    }
+};
+
+// The chunks of an item.
+struct Part {
+    int first, end;
+
+    GEMM_DEVICE Part(const FusedParams& params, unsigned number)
+        : first(static_cast<int>(params.splits > 1 ? number % params.splits : 0) * params.chunks_part) {
+        const int left = params.chunks - first;
+        end = first + (left < params.chunks_part ? left : params.chunks_part);
     }
 };
 

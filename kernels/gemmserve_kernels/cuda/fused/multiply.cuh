@@ -19,9 +19,8 @@ class HalfMultiply {
     GEMM_DEVICE HalfMultiply(int thread, int half)
         : row(thread / 32 % 4 * 16 + thread % 32 / 4), column(thread % 4 * 2 + half * Config::TURNED), half(half) {}
 
-    // sums += A B over `steps` steps of k, from the planes of a stage at `address`. By a warpgroup.
-    GEMM_DEVICE void from_planes(Sums& sums, const unsigned char* stage, Address address, int steps) const {
-        const float* const scales = reinterpret_cast<const float*>(stage + Config::SCALES_AT);
+    // sums += A B over `steps` steps of k, from the planes of a stage at `address` and from its scales. By a warpgroup.
+    GEMM_DEVICE void from_planes(Sums& sums, Address address, const float* scales, int steps) const {
         const Descriptor a = describe<Config::ROW>(address);
         const Descriptor b =
             describe<Config::ROW>(address + Config::SIDE + half * Config::TURNED_PLANES * Config::TURNED_PLANE);

@@ -19,6 +19,13 @@ enum Plane { RE_HIGH, IM_HIGH, RE_LOW, IM_LOW };
 GEMM_DEVICE int unit_at(int vector, int unit) {
     return vector * Config::ROW + (((unit / 2) ^ (vector & 7)) * 16) + unit % 2 * 8;
 }
+// Where number `vector` of step `k` lies among those of an operand as they are, which its producers read: lanes that do so
+// together meet in no bank.
+template <bool ALONG_K>
+GEMM_DEVICE int number_at(int vector, int k) {
+    const int line = ALONG_K ? vector : k, on = ALONG_K ? k : vector;
+    return line * Config::NUMBERS_ROW + ((on / 2) ^ (line << 1 & 4)) * 16 + on % 2 * 8;
+}
 // Where number `vector` of step `k` lies in a stage that has numbers as they are.
 GEMM_DEVICE int plain_at(int vector, int k) { return k * Config::VECTORS + (vector ^ (k & 15)); }
 
@@ -29,7 +36,7 @@ GEMM_DEVICE unsigned pack_halves(float first, float second) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
     return pair;
 }
-// count += how many of the two have magnitudes of at most 2^8, in each half.
+// count += how many of the two have magnitudes of at most 2^8, in each half: from NONE_SMALL on.
 GEMM_DEVICE void count_small(unsigned& count, unsigned pair) {
     unsigned magnitude, one;
     asm("abs.f16x2 %0, %1;" : "=r"(magnitude) : "r"(pair));
@@ -72,14 +79,18 @@ GEMM_DEVICE unsigned larger_halves(unsigned x, unsigned y) {
 
 GEMM_DEVICE float first_half(unsigned pair) { return half_to_float(Half{static_cast<unsigned short>(pair)}); }
 GEMM_DEVICE float second_half(unsigned pair) { return half_to_float(Half{static_cast<unsigned short>(pair >> 16)}); }
-GEMM_DEVICE int counted(unsigned pair) { return static_cast<int>(first_half(pair) + second_half(pair)); }
+// Twice the float16 1024, of which the next ones are its bits and as many more.
+constexpr unsigned NONE_SMALL = 0x64006400u;
+GEMM_DEVICE int counted(unsigned pair) { return static_cast<int>((pair & 0xffu) + (pair >> 16 & 0xffu)); }
 
 // The larger bits of two numbers that are not negative: those of the larger number, infinities and NaN the largest.
 GEMM_DEVICE unsigned larger_bits(unsigned x, unsigned y) { return x > y ? x : y; }
 GEMM_DEVICE unsigned magnitude_bits(float x) { return bits_of(x) & 0x7fffffffu; }
 
-// A vector of a chunk as one word: how many real and imaginary parts are not large (7 bits each), and what it is.
-enum VectorFlag : int { IMAGINARY_AT = 8, HAS_REAL = 1 << 16, HAS_IMAGINARY = 1 << 17, UNSERVED = 1 << 18 };
+// A vector of a chunk as one word: how many real and imaginary parts are not large (7 bits each; all of them set: nothing
+// serves), and whether some are not zero.
+typedef unsigned short VectorWord;
+enum VectorFlag : int { HAS_REAL = 1 << 7, IMAGINARY_AT = 8, HAS_IMAGINARY = 1 << 15, UNSERVED = 0x7f7f };
 
 // What float16 leaves of two scaled numbers.
 GEMM_DEVICE unsigned rest_of(float first, float second, float down, unsigned high) {
@@ -110,9 +121,10 @@ struct VectorCounts {
     // Counts of CHUNK steps, those that lie outside included.
     GEMM_DEVICE VectorCounts(int small_re, int small_im, int steps)
         : re(small_re - (Config::CHUNK - steps)), im(small_im - (Config::CHUNK - steps)) {}
-    GEMM_DEVICE int word(const VectorScale& scale) const {
-        return re | im << IMAGINARY_AT | (scale.has_re ? HAS_REAL : 0) | (scale.has_im ? HAS_IMAGINARY : 0) |
-               (scale.fits ? 0 : UNSERVED);
+    GEMM_DEVICE VectorWord word(const VectorScale& scale) const {
+        return static_cast<VectorWord>(
+            re | im << IMAGINARY_AT | (scale.has_re ? HAS_REAL : 0) | (scale.has_im ? HAS_IMAGINARY : 0) |
+            (scale.fits ? 0 : UNSERVED));
     }
     // Whether the vector alone promises that planes serve.
     GEMM_DEVICE bool promise(const VectorScale& scale, int steps) const {
@@ -146,7 +158,7 @@ struct ChunkOperand {
     int first_vector, t, half;  // within eight vectors; which steps of k
 
     GEMM_DEVICE explicit ChunkOperand(int thread) {
-        const int lane = thread % 32, warp = thread / 32;
+        const int lane = thread & 31, warp = thread >> 5 & (Config::SIDE_WARPS - 1);
         first_vector = warp * 8 + (ALONG_K ? lane / 4 % 4 * 2 + lane / 16 : 2 * (lane % 4));
         t = ALONG_K ? lane % 4 : lane / 4 % 4;
         half = ALONG_K ? 0 : lane / 16;
@@ -174,9 +186,34 @@ struct ChunkOperand {
         }
     }
 
-    // Splits what is held into planes, with the scale of each vector and what is known of it. False: some vector
-    // alone does not promise that planes serve.
-    GEMM_DEVICE bool split(const Held& held, int steps, unsigned char* planes, float* scales, int* counts) const {
+    // The same from where copies.cuh's warps have left the numbers.
+    GEMM_DEVICE void take(Held& held, const unsigned char* numbers) const {
+        const int k = 16 * half + 2 * t;
+#pragma unroll
+        for (int round = 0; round < ROUNDS; ++round) {
+            const int vector = first_vector + round * OF_WARP;
+            if (!EVEN && vector >= EXTENT) break;
+            // What lies further on along k or across it lies so from one of these two.
+            const unsigned char* const from[2] = {
+                numbers + number_at<ALONG_K>(vector, k), numbers + number_at<ALONG_K>(vector, k + 8)};
+            Share& to = held.at[round];
+#pragma unroll
+            for (int u = 0; u < UNITS; ++u) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    if (ALONG_K && e % 2 != 0) continue;
+                    const int further = ALONG_K ? 16 * u * 8 : (32 * u + e % 2) * Config::NUMBERS_ROW;
+                    const auto two = *reinterpret_cast<const Vector<Value, 2>*>(from[e / 2] + further);
+                    to[0][u][e] = two.at[0];
+                    to[VECTORS - 1][u][ALONG_K ? e + 1 : e] = two.at[1];
+                }
+            }
+        }
+    }
+
+    // Splits what is held into planes, with the scale of each vector and what is known of it. False: a vector
+    // of some lane's alone does not promise that planes serve.
+    GEMM_DEVICE bool split(const Held& held, int steps, unsigned char* planes, float* scales, VectorWord* counts) const {
         bool promised = true;
 #pragma unroll
         for (int round = 0; round < ROUNDS; ++round) {
@@ -186,8 +223,8 @@ struct ChunkOperand {
         return promised;
     }
     GEMM_DEVICE bool split(
-        const Share& held, int round, int steps, unsigned char* planes, float* scales, int* counts) const {
-        unsigned most[VECTORS], small = 0;
+        const Share& held, int round, int steps, unsigned char* planes, float* scales, VectorWord* counts) const {
+        unsigned most[VECTORS], small[VECTORS];
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) most[v] = largest_parts(held[v]);
 #pragma unroll
@@ -195,23 +232,22 @@ struct ChunkOperand {
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
             const int vector = first_vector + round * OF_WARP + v;
-            small |= split_vector(held[v], scale_of(most[v]).down(), vector, planes) << 16 * v;
+            small[v] = split_vector(held[v], scale_of(most[v]).down(), vector, planes);
         }
-        small = over_lanes(small, [](unsigned l, unsigned r) { return l + r; });
-        bool promised = true;
-        const bool writes = t == 0 && half == 0;
-#pragma unroll
-        for (int v = 0; v < VECTORS; ++v) {
-            const VectorScale scale = scale_of(most[v]);
-            const VectorCounts known(
-                static_cast<int>(small >> 16 * v & 0xffu), static_cast<int>(small >> (16 * v + 8) & 0xffu), steps);
-            if (writes) {
-                scales[first_vector + round * OF_WARP + v] = scale.up();
-                counts[first_vector + round * OF_WARP + v] = known.word(scale);
-            }
-            promised &= known.promise(scale, steps);
+        // Of two vectors, all in one word; of one, still in two halves.
+        unsigned all = small[0];
+        if constexpr (VECTORS == 2) all = __byte_perm(small[0], small[1], 0x5410) + __byte_perm(small[0], small[1], 0x7632);
+        all = over_lanes(all, [](unsigned l, unsigned r) { return l + r; });
+        // Now all lanes of a vector know the same: of two, those of the upper steps go on with the second one.
+        const int own = VECTORS == 2 ? half : 0;
+        all = VECTORS == 2 ? all >> 16 * own : all + (all >> 16);
+        const VectorScale scale = scale_of(own == 0 ? most[0] : most[VECTORS - 1]);
+        const VectorCounts known(static_cast<int>(all & 0xffu), static_cast<int>(all >> 8 & 0xffu), steps);
+        if (t == 0) {
+            scales[first_vector + round * OF_WARP + own] = scale.up();
+            counts[first_vector + round * OF_WARP + own] = known.word(scale);
         }
-        return promised;
+        return known.promise(scale, steps);
     }
 
     // Copies what planes do not serve, as it is: by the threads of the consumers.
@@ -298,11 +334,11 @@ struct ChunkOperand {
                vector / Config::TURNED * (Config::TURNED_PLANES * Config::TURNED_PLANE);
     }
 
-    // Splits the lane's share of a vector. Returns how many real parts are not large, and in the next 8 bits how many
-    // imaginary ones.
+    // Splits the lane's share of a vector. Returns how many real parts are not large, in the next 8 bits how many imaginary
+    // ones, and in the upper half the same of others.
     GEMM_DEVICE unsigned split_vector(
         const Value (&x)[UNITS][4], float down, int vector, unsigned char* planes) const {
-        unsigned small_re = 0, small_im = 0;
+        unsigned small_re = NONE_SMALL, small_im = NONE_SMALL;
 #pragma unroll
         for (int u = 0; u < UNITS; ++u) {
             Vector<unsigned, 2> part[Config::PLANES];
@@ -331,6 +367,6 @@ struct ChunkOperand {
                 write(3, {part[3].at[0] ^ 0x80008000u, part[3].at[1] ^ 0x80008000u});
             }
         }
-        return static_cast<unsigned>(counted(small_re) | counted(small_im) << 8);
+        return __byte_perm(small_re, small_im, 0x6240);
     }
 };

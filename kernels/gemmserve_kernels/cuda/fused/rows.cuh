@@ -6,8 +6,7 @@
 // one half while the tensor cores multiply the other one.
 #pragma once
 
-#include "../common/ptx/cp_async.cuh"
-#include "operand.cuh"
+#include "copies.cuh"
 
 // Where a number of a warp's rows lies in its slot: lanes that read together meet in no bank.
 template <bool ALONG_K>
@@ -16,51 +15,12 @@ GEMM_DEVICE int place_in_slot(int row, int k) {
     return k * (Config::ROWS * 8) + ((row / 2) ^ ((k & 2) | (k >> 1 & 4))) * 16 + row % 2 * 8;
 }
 
-// The rows that a warp of producers copies, for PAIR warps of consumers.
-template <bool ALONG_K, int VECTOR>
-struct RowCopies {
-    static constexpr int PAIR = Config::CONSUMER_WARPS / Config::PRODUCER_WARPS, ROWS = PAIR * Config::ROWS;
-    int lane;
-
-    // Asks for a chunk of the rows; what lies outside is zero.
-    GEMM_DEVICE void request(
-        unsigned char* slots, const ChunkPlace& place, const Long& vector_stride, const Long& k_stride) const {
-        if (place.vectors >= ROWS && place.steps == Config::CHUNK) {
-            copy<true>(slots, place, vector_stride, k_stride);
-        } else {
-            copy<false>(slots, place, vector_stride, k_stride);
-        }
-    }
-
-  private:
-    template <bool WHOLE>
-    GEMM_DEVICE void copy(
-        unsigned char* slots, const ChunkPlace& place, const Long& vector_stride, const Long& k_stride) const {
-        constexpr int FAST = (ALONG_K ? Config::CHUNK : ROWS) / VECTOR;      // copies along the fast axis of one row, or step
-        constexpr int LANES = FAST < 32 ? FAST : 32, ROUNDS = FAST / LANES;
-        constexpr int SLOW = 32 / LANES, COUNT = (ALONG_K ? ROWS : Config::CHUNK) / SLOW;
-        const Long& fast_stride = ALONG_K ? k_stride : vector_stride;
-        const Long& slow_stride = ALONG_K ? vector_stride : k_stride;
-        const int fast = lane % LANES * VECTOR, slow = lane / LANES;
-        const Value* from = place.first + fast * fast_stride + slow * slow_stride;
-#pragma unroll 4
-        for (int i = 0; i < COUNT; ++i) {
-#pragma unroll
-            for (int round = 0; round < ROUNDS; ++round) {
-                const int on = fast + round * LANES * VECTOR, down = slow + i * SLOW;
-                const int row = ALONG_K ? down : on, k = ALONG_K ? on : down;
-                const Value* const here = from + round * LANES * VECTOR * fast_stride;
-                unsigned char* const to =
-                    slots + row / Config::ROWS * Config::SLOT_BYTES + place_in_slot<ALONG_K>(row % Config::ROWS, k);
-                if constexpr (WHOLE) {
-                    copy_async<8 * VECTOR>(to, here);
-                } else {
-                    const bool inside = row < place.vectors && k < place.steps;
-                    copy_async<8 * VECTOR>(to, here, inside ? 8 * VECTOR : 0);
-                }
-            }
-            from += SLOW * slow_stride;
-        }
+// The slots of the rows that a warp of producers copies, for PAIR warps of consumers.
+template <bool ALONG_K>
+struct RowSlots {
+    static constexpr int PAIR = Config::CONSUMER_WARPS / Config::PRODUCER_WARPS, VECTORS = PAIR * Config::ROWS, AT_ONCE = 4;
+    static GEMM_DEVICE int at(int row, int k) {
+        return row / Config::ROWS * Config::SLOT_BYTES + place_in_slot<ALONG_K>(row % Config::ROWS, k);
     }
 };
 
@@ -76,7 +36,7 @@ struct RowsKnown {
     enum Flag : unsigned { SOME_REAL = 1, SOME_IMAGINARY = 2 };
     unsigned most[2], small_re[2], small_im[2];
 
-    GEMM_DEVICE RowsKnown() : small_re{0, 0}, small_im{0, 0} {}
+    GEMM_DEVICE RowsKnown() : small_re{NONE_SMALL, NONE_SMALL}, small_im{NONE_SMALL, NONE_SMALL} {}
     GEMM_DEVICE void set(int h, unsigned most_re, unsigned most_im) {
         most[h] = (larger_bits(most_re, most_im) & 0x7f800000u) | (most_re != 0 ? SOME_REAL : 0) |
                   (most_im != 0 ? SOME_IMAGINARY : 0);

@@ -21,9 +21,16 @@ GEMM_DEVICE int once_more(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
+template <class T>
+GEMM_DEVICE T* once_more(T* x) {
+    asm volatile("" : "+l"(x));
+    return x;
+}
 
 #elif defined(GEMM_SHIM)
 using namespace simt::ampere;
 #else
 GEMM_DEVICE int once_more(int x) { return x; }
+template <class T>
+GEMM_DEVICE T* once_more(T* x) { return x; }
 #endif

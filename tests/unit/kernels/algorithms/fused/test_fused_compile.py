@@ -11,8 +11,8 @@ from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
-KEPT_BYTES = 144
-"""Bytes of what a producer of rows that lie across k knows all along, and reads once for every chunk."""
+KEPT_BYTES = 32
+"""Bytes of what producers know all along, and read once for every chunk."""
 
 
 @pytest.mark.parametrize(
@@ -37,5 +37,5 @@ def test_registers(tile, trans, extent):
     for source, entry, options in recorder.launched:
         cubin = compiled(source, "sm_90a")
         assert cubin.registers[entry] * options["block"] <= recorder.spec.registers_per_sm
-        assert cubin.spill_bytes[entry] <= (KEPT_BYTES if entry == "fused_gemm" and trans != "NN" else 0)
+        assert cubin.spill_bytes[entry] <= (KEPT_BYTES if entry == "fused_gemm" else 0)
         assert "C75" not in cubin.log  # matrix instructions one after the other
