@@ -119,7 +119,7 @@ def main(argv):
         "--fill-bytes",
         type=int,
         default=timing.GpuClock.FILL_BYTES,
-        help="of the writes that calls are enqueued behind",
+        help="of a write that calls are enqueued behind",
     )
     parser.add_argument("--fresh", action="store_true", help="do not go on where the last run stopped")
     parser.add_argument("--output", type=Path)
