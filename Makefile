@@ -8,6 +8,9 @@ CONSTRAINTS ?=
 # pytest's own arguments: make test PYTEST_ARGS='-k store'
 PYTEST_ARGS ?=
 
+# Processes that run tests: with three on two processors one computes while another waits for a server to start or to end.
+WORKERS ?= 3
+
 # Tests of processes, sockets and disks meet machines that stand still for seconds: three of them in a run get a second
 # try, and the first one's traceback is printed. `make test AGAIN=` for none. Tests of arithmetic, and those that no job is
 # lost, are marked `flaky(reruns=0)`.
@@ -49,15 +52,15 @@ serve: python  ## run the service in the foreground (ARGS='--port 9000')
 
 test: python  ## the test suite (tests that need a GPU say so when they are skipped)
 	$(call environment,dev)
-	$(RUN) -m pytest -n 2 --dist worksteal $(AGAIN) $(PYTEST_ARGS)
+	$(RUN) -m pytest -n $(WORKERS) --dist worksteal $(AGAIN) $(PYTEST_ARGS)
 
 test-service: python  ## the service, the client and the contract, without tests marked slow: minutes
 	$(call environment,dev)
-	$(RUN) -m pytest -n 2 --dist worksteal $(AGAIN) -m "not slow" tests/unit/service tests/unit/client tests/unit/cli tests/contract $(PYTEST_ARGS)
+	$(RUN) -m pytest -n $(WORKERS) --dist worksteal $(AGAIN) -m "not slow" tests/unit/service tests/unit/client tests/unit/cli tests/contract $(PYTEST_ARGS)
 
 test-kernels: python  ## the kernels, on CPU emulators, without tests marked slow: minutes
 	$(call environment,dev)
-	$(RUN) -m pytest -n 2 --dist worksteal -m "not slow" tests/unit/kernels $(PYTEST_ARGS)
+	$(RUN) -m pytest -n $(WORKERS) --dist worksteal -m "not slow" tests/unit/kernels $(PYTEST_ARGS)
 
 gpu-test: python  ## the tests that need a GPU, on this machine's GPU
 	$(call environment,dev)

@@ -5,15 +5,20 @@ profiles, a reason on every skipped device test.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 KEPT = {"GEMMSERVE_KERNEL_CACHE", "GEMMSERVE_TEST_WORKERS"}
 """What tests heed of the machine's variables: see `joined_workers` for the second."""
@@ -65,6 +70,17 @@ def _device_missing() -> str | None:
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return f"no device: {error}"
     return None if count else "no device"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """A million objects that are collected stay: no garbage collection looks through them, then or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -115,6 +115,12 @@ def main(argv):
     parser.add_argument("--kinds", nargs="+", choices=DATA, default=list(DATA))
     parser.add_argument("--rounds", type=int, default=9, help="turns at most")
     parser.add_argument("--budget", type=float, default=0.25, help="seconds of device time of each, about")
+    parser.add_argument(
+        "--fill-bytes",
+        type=int,
+        default=timing.GpuClock.FILL_BYTES,
+        help="of a write that calls are enqueued behind",
+    )
     parser.add_argument("--fresh", action="store_true", help="do not go on where the last run stopped")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--report", type=Path, metavar="JSON", help="write the Markdown of that file, and nothing else")
@@ -132,7 +138,7 @@ def main(argv):
     slug = re.sub(r"[^a-z0-9]+", "-", spec.name.lower()).strip("-")
     path = options.output or DOCS / f"hostile-{slug}.json"
     found = Results(path, environment(spec), digest(), fresh=options.fresh)
-    clock, began = timing.GpuClock(cupy), time.perf_counter()
+    clock, began = timing.GpuClock(cupy, options.fill_bytes), time.perf_counter()
     for extent in options.extents:
         for kind in options.kinds:
             for dtype in options.dtypes:

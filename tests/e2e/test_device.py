@@ -257,7 +257,8 @@ def test_a_product_larger_than_the_device(tmp_path, rng, megabytes):
     bounded = {"GEMMSERVE_BLOCK_SIDE": "64", "GEMMSERVE_DEVICE_MEMORY_BYTES": f"{megabytes}M"}
     with LiveServer(data_dir=tmp_path, environment=DEVICE | bounded) as live, Client(live.url) as client:
         # What is loaded ahead takes memory too, for a moment.
-        until(lambda: 'gemmserve_device_preparing{device="cuda:0"} 0.0' in httpx.get(f"{live.url}/metrics").text)
+        with live.http() as http:
+            until(lambda: 'gemmserve_device_preparing{device="cuda:0"} 0.0' in http.get("/metrics").text)
         a, b = matrix(rng, LARGE, 2000), matrix(rng, 2000, LARGE)
         ra, rb = client.put(a), client.put(b)
         job = client.submit("gemm", ra if megabytes == 8 else 1 * ra, rb, alpha=2, verify=True).wait(120)

@@ -11,6 +11,8 @@ import json
 import shutil
 import socket
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -28,6 +30,9 @@ QUIET_S = 0.15
 
 LATE_S = 0.03
 """A body that comes so long behind its head is in another segment, also behind a proxy."""
+
+LANES = 4
+"""Shapes that are sent at one time: most of the time nobody says anything."""
 
 SWALLOWING = HIDDEN[:-4] + b"\r\nX:"
 """The hidden request without its end: what comes behind it on the connection would be its last field."""
@@ -83,6 +88,20 @@ def port(request, service, tmp_path_factory):
     else:
         with Proxy(request.param, service.host, service.port, tmp_path_factory.mktemp(request.param)) as proxy:
             yield proxy.port
+
+
+@pytest.fixture(scope="module", params=["alone", *COMMANDS])
+def ports(request, service, tmp_path_factory):
+    """Where clients connect to who do not meet: behind each, if it is a proxy, is a connection of its own."""
+    with contextlib.ExitStack() as stack:
+        if request.param == "alone":
+            yield [service.port] * LANES
+        elif found(request.param) is None:
+            pytest.skip(f"{request.param} is not installed")
+        else:
+            folders = (tmp_path_factory.mktemp(request.param) for _ in range(LANES))
+            proxies = (Proxy(request.param, service.host, service.port, folder) for folder in folders)
+            yield [stack.enter_context(proxy).port for proxy in proxies]
 
 
 class Owner:
@@ -141,13 +160,12 @@ def attack(port: int, data: bytes, *, late: bool = False) -> bytes:
     return got
 
 
-@pytest.mark.parametrize(("hidden", "late"), [(HIDDEN, False), (SWALLOWING, True)], ids=["whole", "swallowing, late"])
-def test_the_table(service, port, hidden, late):
-    """Every shape by alice, bob's requests between them."""
+def table(service, port, shapes, hidden, *, late):
+    """Shapes by alice, bob's requests between them; how many were answered."""
+    answered = 0
     with contextlib.closing(Owner(port, service, "bob")) as bob:
         bob.ask()
-        answered = 0
-        for shape in SHAPES:
+        for shape in shapes:
             key = f"Authorization: Bearer {service.keys['alice']}\r\nContent-Type: application/json\r\n".encode()
             data = shape.data.replace(HIDDEN, hidden).replace(b"Content-Type: application/json\r\n", key)
             answered += attack(port, data, late=late).startswith(b"HTTP/1.")
@@ -156,6 +174,15 @@ def test_the_table(service, port, hidden, late):
                 bob.ask()
             except AssertionError as error:
                 raise AssertionError(f"bob did not get his own answer behind {shape}") from error
+    return answered
+
+
+@pytest.mark.parametrize(("hidden", "late"), [(HIDDEN, False), (SWALLOWING, True)], ids=["whole", "swallowing, late"])
+def test_the_table(service, ports, hidden, late):
+    """Every shape."""
+    with ThreadPoolExecutor(LANES) as pool:
+        each = partial(table, service, hidden=hidden, late=late)
+        answered = sum(pool.map(each, ports, [SHAPES[lane::LANES] for lane in range(LANES)]))
     assert answered > len(SHAPES) / 2
 
 
@@ -173,16 +200,22 @@ def slow_job(service):
         operand.delete()
 
 
-def test_requests_that_wait(service, port, slow_job):
+def test_requests_that_wait(service, ports, slow_job):
     """The body arrives while the app is at the request: read as a request of its own, it would be answered behind it,
     to whom the proxy gives the connection next."""
     wait = f"GET /v1/jobs/{slow_job}?wait=%s HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Request-Id: hidden\r\n".encode()
     key = f"Authorization: Bearer {service.keys['alice']}\r\n".encode()
     hidden = wait % b"0.5" + key + b"\r\n"
-    with contextlib.closing(Owner(port, service, "bob")) as bob:
-        bob.ask()
-        for shape in SHAPES:
-            if shape.outcome == "taken" and HIDDEN in shape.data and shape.data.startswith(b"POST /v1/jobs "):
+    shapes = [
+        shape
+        for shape in SHAPES
+        if shape.outcome == "taken" and HIDDEN in shape.data and shape.data.startswith(b"POST /v1/jobs ")
+    ]
+
+    def attacks(port, shapes):
+        with contextlib.closing(Owner(port, service, "bob")) as bob:
+            bob.ask()
+            for shape in shapes:
                 data = shape.data.replace(HIDDEN, hidden).replace(b"%x\r\n" % len(HIDDEN), b"%x\r\n" % len(hidden))
                 data = data.replace(b"th: %d" % len(HIDDEN), b"th: %d" % len(hidden))
                 data = data.replace(b"POST /v1/jobs", b"GET /v1/jobs/%b?wait=0.1" % slow_job.encode(), 1)
@@ -192,6 +225,9 @@ def test_requests_that_wait(service, port, slow_job):
                     bob.ask()
                 except AssertionError as error:
                     raise AssertionError(f"bob did not get his own answer behind {shape}") from error
+
+    with ThreadPoolExecutor(LANES) as pool:
+        list(pool.map(attacks, ports, [shapes[lane::LANES] for lane in range(LANES)]))
 
 
 def form(a: np.ndarray, b: np.ndarray) -> tuple[bytes, str]:
@@ -251,15 +287,22 @@ def test_java_s_bytes(service, port, rng):
             np.testing.assert_allclose(np.load(io.BytesIO(answer[2])), a @ b)
 
 
-def test_java(service, port, tmp_path, rng):
+@pytest.fixture(scope="module")
+def java(tmp_path_factory):
+    """Words that run the program."""
     java, javac = shutil.which("java"), shutil.which("javac")
     if java is None or javac is None:
         pytest.skip("there is no JDK")
+    folder = tmp_path_factory.mktemp("java")
+    (folder / "Post.java").write_text(JAVA)
+    subprocess.run([javac, "-d", folder, folder / "Post.java"], check=True, timeout=300)
+    return [java, "-cp", folder, "Post"]
+
+
+def test_java(service, port, java, tmp_path, rng):
     content, kind = form(*rng.standard_normal((2, 40, 40)))
     (tmp_path / "body").write_bytes(content)
-    (tmp_path / "Post.java").write_text(JAVA)
-    subprocess.run([javac, "-d", tmp_path, tmp_path / "Post.java"], check=True, timeout=300)
     url, key = f"http://127.0.0.1:{port}/v1/gemm", f"Bearer {service.keys['alice']}"
-    done = subprocess.run([java, "-cp", tmp_path, "Post", url, kind, key, tmp_path / "body"],
-                          capture_output=True, text=True, check=True, timeout=300)  # fmt: skip
+    arguments = [*java, url, kind, key, tmp_path / "body"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.splitlines() == [f"200 HTTP_1_1 {128 + 40 * 40 * 8}"] * 3

@@ -12,7 +12,7 @@ from cutting_proxy import CuttingProxy
 from fake_service import nobody_s_address
 
 import gemmserve
-from gemmserve import AsyncClient, Client
+from gemmserve import AsyncClient, Client, RetryPolicy
 from gemmserve._transport.pool import IN_FLIGHT
 
 
@@ -102,7 +102,7 @@ def nowhere():
 
 
 def test_nothing_listens_there(nowhere) -> None:
-    with Client(nowhere, timeout=60) as nobody, pytest.raises(gemmserve.TransportError):
+    with Client(nowhere, timeout=60, retry=RetryPolicy(total_s=0.5)) as nobody, pytest.raises(gemmserve.TransportError):
         nobody.put(np.zeros((2, 2)))
 
 

@@ -160,7 +160,7 @@ class LiveServer(LocalServer):
 
     def http(self) -> httpx.Client:
         """A plain HTTP client of it."""
-        return httpx.Client(base_url=self.url, timeout=_LONG_S, trust_env=False)
+        return httpx.Client(base_url=self.url, timeout=_LONG_S, trust_env=False, verify=False)
 
     def wait_ready(self, within_s: float = _LONG_S) -> None:
         """Waits until /readyz is 200 (after a process was lost)."""

@@ -9,7 +9,10 @@ from benchmark_scripts import FOLDER, load
 from benchmark_scripts import on_stand_in as run
 
 (hostile,) = load("hostile")
-SMALL = ("--extents", 64, "--rounds", 1, "--budget", 0.001, "--kinds", "normal", "infinite", "--dtypes", "float32")
+SMALL = (
+    "--extents", 64, "--rounds", 1, "--budget", 0.001, "--kinds", "normal", "infinite", "--dtypes", "float32",
+    "--fill-bytes", 1 << 16,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

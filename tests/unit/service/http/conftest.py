@@ -8,6 +8,7 @@ import io
 import json
 import socket
 import threading
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -25,14 +26,15 @@ from gemmserve_service.settings import Settings
 from gemmserve_service.tenancy.keyring import create_key
 
 
+def _settings(folder, **fields):
+    # One product in a thousand would be checked unasked, which its timings tell.
+    given = {"data_dir": folder / "data", "max_array_bytes": 1 << 30, "verify_share": 0.0}
+    return Settings(**given | fields)
+
+
 @pytest.fixture
 def make_settings(tmp_path):
-    def make(**fields):
-        # One product in a thousand would be checked unasked, which its timings tell.
-        given = {"data_dir": tmp_path / "data", "max_array_bytes": 1 << 30, "verify_share": 0.0}
-        return Settings(**given | fields)
-
-    return make
+    return partial(_settings, tmp_path)
 
 
 @pytest.fixture
@@ -203,6 +205,20 @@ def serve(make_settings, spy):
 
         def start(*, loop_factory=None, **fields):
             live = LiveApp(make_settings(**fields), spy, loop_factory)
+            live.start()
+            stack.callback(live.stop)
+            return live
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def serve_all(tmp_path_factory):
+    """The same for tests that leave the app as it was: ended with the module."""
+    with contextlib.ExitStack() as stack:
+
+        def start(**fields):
+            live = LiveApp(_settings(tmp_path_factory.mktemp("served"), **fields), SpyExecutor())
             live.start()
             stack.callback(live.stop)
             return live

@@ -20,7 +20,7 @@ AXES = pytest.mark.parametrize("axis", [["m"], ["n"], ["m", "batch"], ["n", "bat
 
 
 def machine():
-    return ShimMachine(ShimLauncher(replace(KNOWN["H200"], sm_count=3)))
+    return ShimMachine(ShimLauncher(replace(KNOWN["H200"], sm_count=3), optimize="-O2"))
 
 
 def check(a, b, **options):

@@ -24,7 +24,7 @@ EPSILON = {"complex128": 3e-15, "float64": 3e-15, "complex64": 3e-7, "float32": 
 
 
 def shim(**options):
-    return ShimLauncher(KNOWN["H200"], **options)
+    return ShimLauncher(KNOWN["H200"], optimize="-O2", **options)  # small kernels, long products
 
 
 def on_shim(case, launcher=None, *, plain=True, **options):
@@ -104,7 +104,7 @@ def test_every_case(case):
 @pytest.mark.parametrize("name", ["normal", "batch"])
 def test_the_tensor_cores_give_the_bits_of_the_plain_kernel(name, order, cluster):
     """Hopper's copies, barriers and INT8 products as the shim plays them, on fewer blocks than there are tiles."""
-    launcher = ShimLauncher(replace(KNOWN["H200"], sm_count=3), order=order)
+    launcher = ShimLauncher(replace(KNOWN["H200"], sm_count=3), optimize="-O2", order=order)
     fast = on_shim(replace(CASES[name], tile={"cluster": cluster}), launcher, plain=False)
     assert "ozaki_multiply" in launcher.launches
     np.testing.assert_array_equal(fast.stored, on_shim(CASES[name]).stored)
@@ -120,7 +120,7 @@ def test_the_tensor_cores_on_long_lines_and_several_tiles(cluster):
 @pytest.mark.parametrize("cluster", [1, 2])
 def test_the_stages_go_round(cluster):
     """More steps of k than there are stages, several tiles a block."""
-    launcher = ShimLauncher(replace(KNOWN["H200"], sm_count=3))
+    launcher = ShimLauncher(replace(KNOWN["H200"], sm_count=3), optimize="-O2")
     tile = {"moduli": 4, "cluster": cluster}
     fast = on_shim(Case((140, 700), (700, 20), "float64", tile=tile), launcher, plain=False)
     slow = on_shim(Case((140, 700), (700, 20), "float64", tile=tile))
@@ -282,7 +282,7 @@ def test_what_norms_tell_of_shows_in_no_bit(kind, processors, order):
     rng = np.random.default_rng()
     a, b = outliers((300, 260), rng, list(LOST[kind][0])), outliers((280, 260), rng, list(LOST[kind][1])).T
     a, b = (np.array(x, order=order) for x in (a, b))
-    launcher = ShimLauncher(replace(KNOWN["H200"], sm_count=processors))
+    launcher = ShimLauncher(replace(KNOWN["H200"], sm_count=processors), optimize="-O2")
     problem = GemmProblem.build(Operand.of(a), Operand.of(b), compute="ozaki")
 
     def product(prepared="", **changes):

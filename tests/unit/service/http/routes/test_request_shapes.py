@@ -12,10 +12,10 @@ from request_shapes import HIDDEN_PATH, SHAPES
 PROBE = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Request-Id: behind\r\n\r\n"
 
 
-@pytest.fixture
-def served(serve):
+@pytest.fixture(scope="module")
+def counting(serve_all):
     """The app live, and how often a route was asked for."""
-    live = serve(head_timeout_s=60)
+    live = serve_all(head_timeout_s=60)
     counted = []
     count = live.app.state.metrics.request_done
 
@@ -26,6 +26,13 @@ def served(serve):
     live.app.state.metrics.request_done = spy
     live.counted = counted
     return live
+
+
+@pytest.fixture
+def served(counting):
+    """The same, and nobody has asked yet."""
+    counting.counted.clear()
+    return counting
 
 
 def connected(live):
