@@ -81,7 +81,7 @@ def _message(error: Mapping[str, Any], *, show: bool) -> str:
         return f"must be {context['expected']}{given}"
     if kind in _BOUNDS:
         words, name = _BOUNDS[kind]
-        number = value if isinstance(value, str) else _shown(value)  # of a query
+        number = _shown(value).strip("'")  # which is a string in a query
         return f"must be {words} {_shown(context[name])}" + (f", not {number}" if show else "")
     if kind in _LENGTHS:
         words, name, what = _LENGTHS[kind]

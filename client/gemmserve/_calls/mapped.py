@@ -97,16 +97,20 @@ class Mapped:
         for number in range(self._taken, self._taken + self._size):
             try:
                 given = next(self._source, _DONE)
-                if given is _DONE:
-                    self._over = True
-                    break
-                self._taken += 1
+            except Exception as error:  # of the iterable's own, whatever it asked of a server
+                self._end(number, error)
+                break
+            if given is _DONE:
+                self._over = True
+                break
+            self._taken += 1
+            try:
                 asked[number] = submission_of(given)
                 samples += sampled(number, asked[number])
             except _errors.APIError as error:
                 if not self._refuse(number, error, refused):
                     break
-            except Exception as error:  # the caller's: of the iterable, or no mapping is given
+            except Exception as error:  # no mapping is given
                 self._end(number, error)
                 break
         for number, changed in filled(samples):

@@ -76,7 +76,7 @@ def as_error(error: Exception, url: str, *, answered: bool = False) -> _errors.G
                 "its authority, as do --ca-file and GEMMSERVE_CA_FILE of the command line",
                 retriable=False,
             )
-        case httpx.ConnectError() if any(reason in said for reason in _NO_TLS):
+        case httpx.ConnectError() if not answered and any(reason in said for reason in _NO_TLS):
             return _errors.TransportError(
                 f"{url} does not speak TLS: {said}; a server without it is asked by {url.replace('https', 'http', 1)}",
                 retriable=False,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import pytest
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from gemmserve_service.errors import InvalidParameters
 from gemmserve_service.field_errors import message_of
@@ -78,6 +80,13 @@ def patterns(schema) -> set[str]:
 def test_every_pattern_has_its_words() -> None:
     found = patterns(SeveralJobs.model_json_schema()) | patterns(Deletion.model_json_schema())
     assert found == set(PATTERNS)
+
+
+@pytest.mark.parametrize(("number", "shown"), [("1001", "1001"), ("9" * 4000, "9" * 40 + "...")])
+def test_a_number_of_a_query_is_shown_without_quotes_as_far_as_it_is_short(number, shown) -> None:
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(Annotated[int, Field(le=1000)]).validate_python(number)
+    assert message_of(caught.value.errors()[0]) == f"must be at most 1000, not {shown}"
 
 
 class Numbers(BaseModel):

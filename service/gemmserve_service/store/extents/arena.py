@@ -94,6 +94,7 @@ class Arena:
         than half of the arena with all that is in it, for the other half is for results that are small, or not found
         room for in one place.
         """
+        self._retry()
         if self.used_bytes + sum(map(_capacity, sizes)) > self.share_bytes:
             return None
         extents: list[Extent] = []

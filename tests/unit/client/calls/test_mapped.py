@@ -174,6 +174,28 @@ async def test_an_iterable_that_fails_ends_its_products(connected, random_comple
     assert (len(found), type(error)) == (1, TypeError)
 
 
+async def test_an_error_of_the_client_s_that_the_iterable_raises_is_no_product_s(connected, random_complex) -> None:
+    """One that looks operands up itself, say; what it would give afterwards is not asked for."""
+    remote = await done(connected.put(random_complex(2, 2)))
+
+    class Asked:
+        taken = 0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.taken += 1
+            if self.taken == 4:
+                raise gemmserve.NotFound("no array is called weights")
+            return {"op": "gemm", "a": remote, "b": remote}
+
+    for errors in ("raise", "return"):
+        found, error = await given(connected.map(Asked(), in_flight=4, errors=errors))
+        assert kinds(found) == ["RemoteArray"] * 3
+        assert (type(error), str(error)) == (gemmserve.NotFound, "no array is called weights")
+
+
 async def test_errors_are_raised_or_returned(connected) -> None:
     _, error = await given(connected.map([], errors="ignore"))
     assert "raise" in str(error)

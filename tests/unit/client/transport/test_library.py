@@ -42,6 +42,11 @@ def test_what_is_amiss_with_tls_is_said():
     assert "subjectAltName" in str(other)
     assert "--ca-file" not in str(other)
     assert not other.retriable
+    plain = httpx.ConnectError("[SSL: WRONG_VERSION_NUMBER] wrong version number")
+    assert not library.as_error(plain, "https://host").retriable
+    passing = library.as_error(plain, "https://host", answered=True)
+    assert passing.retriable, "it has TLS: what answers is something before it, while it begins again"
+    assert "does not speak TLS" not in str(passing)
     broken = httpx.RemoteProtocolError("closed")
     assert str(library.as_error(broken, "http://host")).endswith("is asked by https://")
     assert "https" not in str(library.as_error(broken, "http://host", answered=True))

@@ -122,6 +122,16 @@ def test_large_results_share_one_half_with_all_that_is_there(make):
     assert arena.allocate(8 * PAGE) is not None, "the other half is free"
 
 
+def test_room_for_large_results_is_there_when_nobody_looks_any_more_at_what_was_freed(make):
+    arena = make(16 * PAGE)
+    (extent,) = arena.allocate_share([8 * PAGE])
+    view = extent.view(PAGE)
+    arena.free(extent)
+    assert arena.allocate_share([PAGE]) is None
+    view.release()
+    assert arena.allocate_share([8 * PAGE]) is not None
+
+
 def test_of_several_large_results_each_finds_room_in_one_place_or_none_is_given_any(make):
     arena = make(32 * PAGE)
     for number, page in enumerate([arena.allocate(PAGE) for _ in range(32)]):
