@@ -26,7 +26,7 @@ SPLITS = [
     (2, 2048, False, 0.816),
     (2, 2048, True, 0.804),
 ]
-LOADS = tuple(OUTPUT.parent / f"load-nvidia-h200-x2{name}.json" for name in ("-tiles", ""))
+LOADS = tuple(OUTPUT.parent / f"load-nvidia-h200-x2{name}.json" for name in ("-again", ""))
 """Load tests of two hosts alike; of what several have, the first one counts."""
 HOST_SIZES = (16384, 32768, 65536)
 ROOMY_HOST = 400e9  # bytes a second of the memory of a host that is assumed beside the measured one
