@@ -21,6 +21,7 @@ from benchmarks.service import driver
 from gemmserve import Client
 
 PATIENCE_S = 300.0
+DELETED_AT_ONCE = 64
 REPEATED_ROWS = 256
 ROUNDING = 2.0**-20
 """Error that an element of a product may have, over the sum of its terms' sizes: 16 units of single precision."""
@@ -84,6 +85,34 @@ def jobs(client, command):
         elif not more:
             break
     return {"began": began, "ended": time.monotonic(), "count": done, "nbytes": nbytes, "ids": kept}
+
+
+def mapped(client, command):
+    """Run products of resident `pairs` by `Client.map`, until `count` of them are asked for or `seconds` are over;
+    results are deleted as they come, many by a request.
+    """
+    pairs = itertools.cycle([[client.array(array_id) for array_id in pair] for pair in command["pairs"]])
+    most, seconds = command.get("count"), command.get("seconds")
+    began = time.monotonic()
+    end = began + (PATIENCE_S if seconds is None else seconds)
+
+    def asked():
+        for _ in itertools.count() if most is None else range(most):
+            if time.monotonic() >= end:
+                return
+            a, b = next(pairs)
+            yield {"op": "gemm", "a": a, "b": b}
+
+    done, old = 0, []
+    for result in client.map(asked()):
+        done += 1
+        old.append(result)
+        if len(old) >= DELETED_AT_ONCE:
+            client.delete(old)
+            old = []
+    if old:
+        client.delete(old)
+    return {"began": began, "ended": time.monotonic(), "count": done, "nbytes": 0, "ids": []}
 
 
 def submit_many(client, command):
@@ -212,7 +241,7 @@ def product(client, kind, a, b):
     return [square, peak]
 
 
-WORK = {each.__name__: each for each in (put, delete, jobs, submit_many, matmul, transfer, streamed, first)}
+WORK = {each.__name__: each for each in (put, delete, jobs, mapped, submit_many, matmul, transfer, streamed, first)}
 
 
 def run(command):

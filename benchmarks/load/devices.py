@@ -38,9 +38,10 @@ def counts(stage):
     return [f"{kind}:0", f"{kind}:0,{kind}:1"][: max(1, min(2, stage.kernels["devices"]))]
 
 
-def rate_figures(stage, start, extents, what, count, *, arena=True):
+def rate_figures(stage, start, extents, what, count, *, arena=True, work="jobs"):
     """Yield the rates of jobs by servers that `start` starts, for each extent, on one device and on two where there are
-    two. `arena`: the workers share the server's, whose registering is waited for.
+    two. `arena`: the workers share the server's, whose registering is waited for. `work`: of the clients, "jobs" one by
+    one or "mapped".
     """
     for n in extents:
         rates = []
@@ -48,7 +49,7 @@ def rate_figures(stage, start, extents, what, count, *, arena=True):
             with start(devices, stage.folder) as server:
                 settled(server, len(devices.split(",")) if arena else 0)
                 operands = pairs(stage.clients[0], server, n)
-                command = {"depth": stage.sizes.depth, "then": "delete"}
+                command = {"work": work, "depth": stage.sizes.depth, "then": "delete"}
                 jobs(stage, server.url, operands, count=count * len(stage.clients), **command)
                 with Gauges(server) as gauges:
                     done = jobs(stage, server.url, operands, seconds=stage.sizes.turn_s, **command)
@@ -66,6 +67,7 @@ def small_jobs(stage):
     if stage.kernels["devices"] < 2:
         raise Skipped("one device")
     yield from rate_figures(stage, serving, (stage.sizes.spread,), "", 10)
+    yield from rate_figures(stage, serving, (stage.sizes.spread,), ", by map", 100, work="mapped")
     yield from rate_figures(stage, serving, stage.sizes.larges[-1:], "", 2)
 
 
