@@ -297,4 +297,13 @@ class Connection:
         try:
             yield
         except ERRORS as error:
-            raise as_error(error, self.url, answered=self.answered) from error
+            raise self.as_error(error) from error
+
+    def as_error(self, error: Exception) -> _errors.GemmserveError:
+        """The error that an exception of httpx's stands for, in an exchange with this server."""
+        proxy = None
+        if self._own_transport:
+            proxy = ""
+        elif self.made_of["trust_env"] and self.socket is None:
+            proxy = direct.proxy_of(self.address)
+        return as_error(error, self.url, answered=self.answered, proxy=proxy)

@@ -23,7 +23,7 @@ from gemmserve._transfer.sse import Event, EventParser
 from gemmserve._transport import connection, direct
 from gemmserve._transport.answers import length_of
 from gemmserve._transport.connection import ELSEWHERE, Connection
-from gemmserve._transport.library import ERRORS, as_error, check_transport, httpx
+from gemmserve._transport.library import ERRORS, check_transport, httpx
 from gemmserve._transport.pool import SyncPool
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class SyncIO(Connection):
                         shown.close()
             return receiver.finish()
         except ERRORS as error:  # as `errors` does, for less
-            raise as_error(error, self.url, answered=self.answered) from error
+            raise self.as_error(error) from error
 
     def _received(
         self, request: Request[Any], response: httpx.Response | direct.Answer, receiver: Receiver[Any]

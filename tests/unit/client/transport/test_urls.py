@@ -16,6 +16,7 @@ from scripted_server import ScriptedServer, ok
 
 import gemmserve
 from gemmserve import AsyncClient, Client, RetryPolicy
+from gemmserve._transport.library import httpx
 from gemmserve._transport.urls import speaks_tls
 
 if TYPE_CHECKING:
@@ -97,6 +98,56 @@ def test_a_server_of_the_other_kind_is_told_at_once(tls_port, kind) -> None:
     with serving(FakeService()) as url, pytest.raises(gemmserve.TransportError) as caught:
         ask(url.replace("http", "https"), kind)
     assert str(caught.value).endswith(f"a server without it is asked by {url}")
+
+
+@pytest.fixture
+def proxied(monkeypatch):
+    """Name a proxy for all schemes, and none else."""
+
+    def name(url: str) -> None:
+        for variable in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+            monkeypatch.delenv(variable, raising=False)
+            monkeypatch.delenv(variable.upper(), raising=False)
+        monkeypatch.setenv("all_proxy", url)
+
+    return name
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_proxy_without_tls_is_no_server_without_it(proxied, kind) -> None:
+    """Whoever followed such a recommendation would send the key in clear text."""
+    with accepting(lambda made: made.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as port:
+        proxied(f"https://user:secret@127.0.0.1:{port}")
+        for url in ("https://gpu.invalid", "http://gpu.invalid"):
+            with pytest.raises(
+                gemmserve.TransportError, match=f"the proxy https://127.0.0.1:{port} .*not speak"
+            ) as caught:
+                ask(url, kind)
+            assert "asked by" not in str(caught.value)
+            assert "secret" not in str(caught.value)
+
+
+def test_a_server_without_tls_behind_a_proxy(proxied) -> None:
+    def tunnel(made: socket.socket) -> None:
+        assert made.recv(1 << 16).startswith(b"CONNECT gpu.invalid:443 ")
+        made.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        made.recv(1 << 16)
+        made.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with accepting(tunnel) as port:
+        proxied(f"127.0.0.1:{port}")
+        expected = f"^https://gpu.invalid does not speak TLS behind the proxy http://127.0.0.1:{port}: [^;]*$"
+        with pytest.raises(gemmserve.TransportError, match=expected):
+            ask("https://gpu.invalid", "sync")
+
+
+def test_a_proxy_that_is_to_be_passed_by(proxied, monkeypatch) -> None:
+    """The library decides that, so both may be meant."""
+    proxied("https://proxy.invalid:1")
+    monkeypatch.setenv("no_proxy", "gpu.example")
+    with Client("https://gpu.example") as client:
+        error = client._io.as_error(httpx.ConnectError("[SSL: WRONG_VERSION_NUMBER] wrong version number"))
+    assert str(error).startswith("https://gpu.example does not speak TLS, or a proxy before it does not:")
 
 
 def test_a_server_without_tls_that_breaks_is_asked_again() -> None:
