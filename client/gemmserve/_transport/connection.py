@@ -25,7 +25,7 @@ from gemmserve._transport import direct
 from gemmserve._transport.answers import check_confirmed, check_exchange, receiver_of
 from gemmserve._transport.auth import auth_of
 from gemmserve._transport.digests import WANTED, field_value
-from gemmserve._transport.library import ERRORS, as_error, httpx
+from gemmserve._transport.library import ERRORS, as_error, httpx, other_scheme
 from gemmserve._transport.pool import CLOSED
 from gemmserve._transport.urls import context_of, is_loopback, normal_url, speaks_tls
 from gemmserve.wire import EXCHANGE_HEADER, SESSION_HEADER
@@ -286,8 +286,9 @@ class Connection:
 
         def ask() -> None:
             if speaks_tls(host, port, TLS_LIMIT_S):
-                secure = self.url.replace("http", "https", 1)
-                raise _errors.TransportError(f"{self.url} speaks TLS: it is asked by {secure}", retriable=False)
+                raise _errors.TransportError(
+                    f"{self.url} speaks TLS: it is asked by {other_scheme(self.url)}", retriable=False
+                )
 
         return ask
 

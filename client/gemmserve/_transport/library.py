@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve import _errors
 
-__all__ = ["ERRORS", "KNOWN", "OTHER", "VARIABLE", "as_error", "check_transport", "httpx"]
+__all__ = ["ERRORS", "KNOWN", "OTHER", "VARIABLE", "as_error", "check_transport", "httpx", "other_scheme"]
 
 VARIABLE: Final = "GEMMSERVE_HTTP_LIBRARY"
 KNOWN: Final = ("httpx2", "httpx")
@@ -58,12 +58,19 @@ def check_transport(transport: object) -> None:
         )
 
 
+def other_scheme(url: str) -> str:
+    """`url` with https:// instead of http://, or the other way round, and the port that it was: by default another."""
+    asked = httpx.URL(url)
+    secure = asked.scheme == "https"
+    return str(asked.copy_with(scheme="http" if secure else "https", port=asked.port or (443 if secure else 80)))
+
+
 def _without_tls(url: str, said: str, proxy: str | None) -> str:
     """Words for an answer that is no TLS. By which scheme a server is asked is said where no proxy may have sent it:
     beside the server's own TLS, a key would go in clear text.
     """
     if proxy is None:
-        return f"{url} does not speak TLS: {said}; a server without it is asked by {url.replace('https', 'http', 1)}"
+        return f"{url} does not speak TLS: {said}; a server without it is asked by {other_scheme(url)}"
     if not proxy:
         return f"{url} does not speak TLS, or a proxy before it does not: {said}"
     if httpx.URL(url).scheme == "http":

@@ -16,6 +16,7 @@ from scripted_server import ScriptedServer, ok
 
 import gemmserve
 from gemmserve import AsyncClient, Client, RetryPolicy
+from gemmserve._transport import connection
 from gemmserve._transport.library import httpx
 from gemmserve._transport.urls import speaks_tls
 
@@ -98,6 +99,15 @@ def test_a_server_of_the_other_kind_is_told_at_once(tls_port, kind) -> None:
     with serving(FakeService()) as url, pytest.raises(gemmserve.TransportError) as caught:
         ask(url.replace("http", "https"), kind)
     assert str(caught.value).endswith(f"a server without it is asked by {url}")
+
+
+def test_a_server_of_the_other_kind_at_the_scheme_s_own_port(monkeypatch) -> None:
+    monkeypatch.setattr(connection, "speaks_tls", lambda host, port, _limit_s: (host, port) == ("127.0.0.1", 80))
+    with Client("http://127.0.0.1") as client:
+        ask_tls = client._io.doubt(gemmserve.TransportError("broke"))
+        assert ask_tls is not None
+        with pytest.raises(gemmserve.TransportError, match=r"speaks TLS: it is asked by https://127\.0\.0\.1:80$"):
+            ask_tls()
 
 
 @pytest.fixture
