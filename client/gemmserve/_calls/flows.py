@@ -597,7 +597,7 @@ def _pause_after(attempts: Attempts, error: _errors.GemmserveError) -> Flow[None
     pause = attempts.pause_after(error)
     if pause is None:
         raise error
-    yield Pause(pause)
+    yield Pause(pause, error, attempts.spare_s)
 
 
 class Watch:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterator, Sequence
 
-    from gemmserve._calls.requests import Request
+    from gemmserve._calls.requests import Pause, Request
     from gemmserve._transfer.arrays import AnyArray
     from gemmserve._transfer.bodies import Body, Receiver
     from gemmserve._transport.digests import Digests
@@ -273,19 +273,25 @@ class Connection:
         check_confirmed(response)
         return receiver_of(request, response, compare=self.digests != "never", required=self.digested(request))
 
-    def doubt(self, error: _errors.TransportError) -> Callable[[], None] | None:
+    def doubt(self, pause: Pause) -> Callable[[], None] | None:
         """Function that asks a server, which has never answered and broke an exchange without TLS, whether it speaks
-        TLS, for `TLS_LIMIT_S` at most; it raises TransportError where it does. None: that is not what went wrong.
+        TLS, for `TLS_LIMIT_S` at most, and no longer than is to spare; it raises TransportError where it does. None:
+        that is not what went wrong, or there is no time for it.
         """
-        broke = error.retriable and not error.unmet and not isinstance(error, _errors.TransportTimeout)
-        if self.answered or not broke or self.address.scheme != "http" or self.socket or self._own_transport:
+        error = pause.after
+        if not isinstance(error, _errors.TransportError) or isinstance(error, _errors.TransportTimeout):
+            return None
+        limit_s = min(TLS_LIMIT_S, self.timeout, pause.spare_s)
+        if self.answered or not error.retriable or error.unmet or limit_s <= 0:
+            return None
+        if self.address.scheme != "http" or self.socket or self._own_transport:
             return None
         if not direct.may_be(self.address, trust_env=self.made_of["trust_env"]):
             return None  # it is reached by a proxy
         host, port = self.address.raw_host.decode("ascii"), self.address.port or 80
 
         def ask() -> None:
-            if speaks_tls(host, port, TLS_LIMIT_S):
+            if speaks_tls(host, port, limit_s):
                 raise _errors.TransportError(
                     f"{self.url} speaks TLS: it is asked by {other_scheme(self.url)}", retriable=False
                 )

@@ -93,6 +93,8 @@ class Attempts:
         self._made = 0
         self._deadline = deadline
         self._began: float | None = None
+        self.spare_s = 0.0
+        """Seconds that are left after the pause that was given last."""
 
     def pause_after(self, error: _errors.GemmserveError) -> float | None:
         """Seconds to wait before the next attempt, or None: `error` is final."""
@@ -112,4 +114,6 @@ class Attempts:
             return None
         ceiling = min(policy.cap_s, policy.base_s * 2.0 ** min(self._made - 1, _DOUBLINGS))
         # The last attempt is at the end, not before it.
-        return min(max(self._uniform(0.0, ceiling), asked), left)
+        pause = min(max(self._uniform(0.0, ceiling), asked), left)
+        self.spare_s = left - pause
+        return pause

@@ -103,16 +103,13 @@ class SyncIO(Connection):
 
     def _perform(self, step: Request[Any] | Pause | Together | Work[Any], bar: SharedBar | None) -> Any:
         if isinstance(step, Request):
-            try:
-                return self.send(step, bar)
-            except _errors.TransportError as error:
-                if (ask := self.doubt(error)) is not None:
-                    ask()
-                raise
+            return self.send(step, bar)
         if isinstance(step, Together):
             return self._together(step)
         if isinstance(step, Work):
             return step.call()
+        if (ask := self.doubt(step)) is not None:
+            ask()
         self._sleep(step.seconds)
         return None
 

@@ -16,6 +16,7 @@ from scripted_server import ScriptedServer, ok
 
 import gemmserve
 from gemmserve import AsyncClient, Client, RetryPolicy
+from gemmserve._calls.requests import Pause
 from gemmserve._transport import connection
 from gemmserve._transport.library import httpx
 from gemmserve._transport.urls import speaks_tls
@@ -75,18 +76,18 @@ def never(_seconds: float) -> None:
     raise AssertionError("the error is final, and nothing is tried again")
 
 
-def ask(url: str, kind: str) -> None:
+def ask(url: str, kind: str, **options) -> None:
     """A first request, by a client of either kind."""
 
     async def awaited() -> None:
-        async with AsyncClient(url) as client:
+        async with AsyncClient(url, **options) as client:
             client._io._sleep = never
             await client.health()
 
     if kind == "async":
         asyncio.run(awaited())
         return
-    with Client(url) as client:
+    with Client(url, **options) as client:
         client._io._sleep = never
         client.put([[1.0]]) if kind == "put" else client.health()
 
@@ -104,10 +105,30 @@ def test_a_server_of_the_other_kind_is_told_at_once(tls_port, kind) -> None:
 def test_a_server_of_the_other_kind_at_the_scheme_s_own_port(monkeypatch) -> None:
     monkeypatch.setattr(connection, "speaks_tls", lambda host, port, _limit_s: (host, port) == ("127.0.0.1", 80))
     with Client("http://127.0.0.1") as client:
-        ask_tls = client._io.doubt(gemmserve.TransportError("broke"))
+        ask_tls = client._io.doubt(Pause(0, gemmserve.TransportError("broke"), 60))
         assert ask_tls is not None
         with pytest.raises(gemmserve.TransportError, match=r"speaks TLS: it is asked by https://127\.0\.0\.1:80$"):
             ask_tls()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_the_question_about_tls_takes_no_more_than_is_left(monkeypatch, kind) -> None:
+    """Of the time for repeating; and of one silence, which is the client's timeout."""
+    limits: list[float] = []
+    monkeypatch.setattr(connection, "speaks_tls", lambda _host, _port, limit_s: limits.append(limit_s))
+
+    def asked(total_s: float, silence_s: float) -> list[float]:
+        limits.clear()
+        with pytest.raises((gemmserve.TransportError, AssertionError)):  # at the end, or at the pause
+            ask("http://{}:{}".format(*server.address), kind, retry=RetryPolicy(total_s=total_s), timeout=silence_s)
+        return limits[:]
+
+    with ScriptedServer(lambda _body, _number: None) as server:
+        assert asked(60, 10) == [connection.TLS_LIMIT_S]
+        assert asked(60, 1.5) == [1.5]
+        (left,) = asked(0.5, 10)
+        assert 0.4 < left <= 0.5
+        assert asked(0, 10) == []
 
 
 @pytest.fixture
