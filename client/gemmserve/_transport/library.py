@@ -102,7 +102,9 @@ def as_error(error: Exception, url: str, *, answered: bool = False, proxy: str |
             return _errors.TransportError(_without_tls(url, said, proxy), retriable=False)
         case httpx.ConnectError() | httpx.ConnectTimeout():
             return _errors.TransportError(
-                f"cannot reach {url}: {said}; is `gemmserve serve` running there?", unmet=not answered
+                f"cannot reach {url}: {said}; is `gemmserve serve` running there?",
+                unmet=not answered,
+                sent=False,
             )
         case httpx.TimeoutException():
             return _errors.TransportTimeout(f"{url} was silent for too long ({type(error).__name__})")
@@ -111,7 +113,8 @@ def as_error(error: Exception, url: str, *, answered: bool = False, proxy: str |
         case httpx.TransportError():
             plain = url.startswith("http://") and not answered and proxy is None
             secure = "" if not plain else "; a server with TLS is asked by https://"
-            return _errors.TransportError(f"the exchange with {url} broke: {said}{secure}")
+            sent = not isinstance(error, httpx.ProxyError)  # a proxy that makes no tunnel
+            return _errors.TransportError(f"the exchange with {url} broke: {said}{secure}", sent=sent)
         case httpx.InvalidURL():
             return _errors.ParameterInvalid(f"{url!r} is not a URL: {said}")
         case _:

@@ -68,6 +68,19 @@ def may_help(error: _errors.GemmserveError) -> bool:
             return False
 
 
+def may_be_done(error: _errors.GemmserveError) -> bool:
+    """Whether what a request asked for may have been done though it failed: its answer was lost, on the way or by a
+    gateway.
+    """
+    match error:
+        case _errors.TransportError():
+            return error.sent
+        case _errors.APIError():
+            return error.status in {502, 504}
+        case _:
+            return False
+
+
 def _most(policy: RetryPolicy, error: _errors.GemmserveError) -> float:
     """Attempts, by a policy and what went wrong."""
     most = float("inf") if policy.attempts is None else policy.attempts
