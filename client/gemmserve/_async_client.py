@@ -285,7 +285,7 @@ class AsyncClient(ClientBase[AsyncIO, httpx.AsyncBaseTransport], LinearAlgebra):
         several = flattened(arrays)
         ids = [each if isinstance(each, str) else each.id for each in several]
         if single:
-            await self._call(requests.delete_array(ids[0]))
+            await self._run(self._flows.delete_one(ids[0]))
             count = 1
         else:
             count = await self._run(self._flows.delete(ids))

@@ -359,7 +359,7 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport], LinearAlgebra):
         several = flattened(arrays)
         ids = [each if isinstance(each, str) else each.id for each in several]
         if single:
-            self._call(requests.delete_array(ids[0]))
+            self._run(self._flows.delete_one(ids[0]))
             count = 1
         else:
             count = self._run(self._flows.delete(ids))

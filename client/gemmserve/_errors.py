@@ -78,13 +78,15 @@ class ClientClosed(GemmserveError, RuntimeError):
 class TransportError(GemmserveError):
     """The request got no answer; `retriable` is False where another attempt cannot help.
 
-    `unmet`: the server has never answered this client, and may not be there at all.
+    `unmet`: the server has never answered this client, and may not be there at all. `sent`: the server may have the
+    request, and have done what it asks for.
     """
 
-    def __init__(self, detail: str, *, retriable: bool = True, unmet: bool = False) -> None:
+    def __init__(self, detail: str, *, retriable: bool = True, unmet: bool = False, sent: bool = True) -> None:
         super().__init__(detail)
         self.retriable = retriable
         self.unmet = unmet
+        self.sent = sent
 
 
 class TransportTimeout(TransportError, TimeoutError):

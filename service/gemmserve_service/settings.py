@@ -46,7 +46,10 @@ def is_loopback(host: str) -> bool:
 class Settings(BaseSettings):
     """The server's configuration. Immutable; the supervisor hands it to its children as JSON."""
 
-    model_config = SettingsConfigDict(env_prefix="GEMMSERVE_", env_parse_none_str="none", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="GEMMSERVE_", env_parse_none_str="none", extra="ignore", frozen=True,
+        allow_inf_nan=False,  # JSON has neither: the supervisor's children would not be told
+    )  # fmt: skip
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 picks a free one")

@@ -27,7 +27,7 @@ from gemmserve._model import JobInfo
 from gemmserve._transfer.arrays import as_array, filled_again, sample
 from gemmserve._transfer.parts import PART, PARTS_FROM, Download, Span, Stretch, divisible, flat, spans
 from gemmserve._transport.content_coding import compressed
-from gemmserve._transport.retry import Attempts, RetryPolicy
+from gemmserve._transport.retry import Attempts, RetryPolicy, may_be_done
 
 if TYPE_CHECKING:
     from gemmserve._handles.view import Base, View
@@ -435,6 +435,23 @@ class Flows:
         for array_id in ids:
             yield from self.attempt(requests.delete_array(array_id))
 
+    def delete_one(self, array_id: str) -> Flow[None]:
+        """Deletes an array. Raises NotFound where there is none, unless an attempt before may have deleted it."""
+        attempts = self._attempts()
+        done = False
+        while True:
+            try:
+                yield requests.delete_array(array_id)
+            except _errors.NotFound:
+                if not done:
+                    raise
+                return
+            except _errors.GemmserveError as error:
+                done = done or may_be_done(error)
+                yield from _pause_after(attempts, error)
+            else:
+                return
+
     def delete(self, ids: Sequence[str]) -> Flow[int]:
         """Deletes arrays, many by each exchange, those of each cell by themselves; those that are gone already are
         passed over. Returns how many went. Where a cell fails the others' arrays go all the same; its error is raised
@@ -597,7 +614,7 @@ def _pause_after(attempts: Attempts, error: _errors.GemmserveError) -> Flow[None
     pause = attempts.pause_after(error)
     if pause is None:
         raise error
-    yield Pause(pause)
+    yield Pause(pause, error, attempts.spare_s)
 
 
 class Watch:

@@ -92,9 +92,15 @@ class Work(Generic[T]):
 
 @dataclass(frozen=True)
 class Pause:
-    """Pause of so many seconds, in which nothing is sent."""
+    """Pause of so many seconds, in which nothing is sent but the question whether the server speaks TLS, where it may
+    be that which went wrong.
+    """
 
     seconds: float
+    after: _errors.GemmserveError | None = None
+    """Failure that it follows."""
+    spare_s: float = 0.0
+    """Seconds that the pause may take longer by."""
 
 
 def _json(parse: Callable[[Any], T]) -> Callable[[Mapping[str, str]], Receiver[T]]:

@@ -109,16 +109,13 @@ class AsyncIO(Connection):
 
     async def _perform(self, step: Request[Any] | Pause | Together | Work[Any], bar: SharedBar | None) -> Any:
         if isinstance(step, Request):
-            try:
-                return await self.send(step, bar)
-            except _errors.TransportError as error:
-                if (ask := self.doubt(error)) is not None:
-                    await asyncio.to_thread(ask)
-                raise
+            return await self.send(step, bar)
         if isinstance(step, Together):
             return await self._together(step)
         if isinstance(step, Work):
             return await asyncio.to_thread(step.call)
+        if (ask := self.doubt(step)) is not None:
+            await asyncio.to_thread(ask)
         await self._sleep(step.seconds)
         return None
 

@@ -25,7 +25,7 @@ from gemmserve._transport import direct
 from gemmserve._transport.answers import check_confirmed, check_exchange, receiver_of
 from gemmserve._transport.auth import auth_of
 from gemmserve._transport.digests import WANTED, field_value
-from gemmserve._transport.library import ERRORS, as_error, httpx
+from gemmserve._transport.library import ERRORS, as_error, httpx, other_scheme
 from gemmserve._transport.pool import CLOSED
 from gemmserve._transport.urls import context_of, is_loopback, normal_url, speaks_tls
 from gemmserve.wire import EXCHANGE_HEADER, SESSION_HEADER
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterator, Sequence
 
-    from gemmserve._calls.requests import Request
+    from gemmserve._calls.requests import Pause, Request
     from gemmserve._transfer.arrays import AnyArray
     from gemmserve._transfer.bodies import Body, Receiver
     from gemmserve._transport.digests import Digests
@@ -273,21 +273,28 @@ class Connection:
         check_confirmed(response)
         return receiver_of(request, response, compare=self.digests != "never", required=self.digested(request))
 
-    def doubt(self, error: _errors.TransportError) -> Callable[[], None] | None:
+    def doubt(self, pause: Pause) -> Callable[[], None] | None:
         """Function that asks a server, which has never answered and broke an exchange without TLS, whether it speaks
-        TLS, for `TLS_LIMIT_S` at most; it raises TransportError where it does. None: that is not what went wrong.
+        TLS, for `TLS_LIMIT_S` at most, and no longer than is to spare; it raises TransportError where it does. None:
+        that is not what went wrong, or there is no time for it.
         """
-        broke = error.retriable and not error.unmet and not isinstance(error, _errors.TransportTimeout)
-        if self.answered or not broke or self.address.scheme != "http" or self.socket or self._own_transport:
+        error = pause.after
+        if not isinstance(error, _errors.TransportError) or isinstance(error, _errors.TransportTimeout):
+            return None
+        limit_s = min(TLS_LIMIT_S, self.timeout, pause.spare_s)
+        if self.answered or not error.retriable or error.unmet or limit_s <= 0:
+            return None
+        if self.address.scheme != "http" or self.socket or self._own_transport:
             return None
         if not direct.may_be(self.address, trust_env=self.made_of["trust_env"]):
             return None  # it is reached by a proxy
         host, port = self.address.raw_host.decode("ascii"), self.address.port or 80
 
         def ask() -> None:
-            if speaks_tls(host, port, TLS_LIMIT_S):
-                secure = self.url.replace("http", "https", 1)
-                raise _errors.TransportError(f"{self.url} speaks TLS: it is asked by {secure}", retriable=False)
+            if speaks_tls(host, port, limit_s):
+                raise _errors.TransportError(
+                    f"{self.url} speaks TLS: it is asked by {other_scheme(self.url)}", retriable=False
+                )
 
         return ask
 
@@ -297,4 +304,13 @@ class Connection:
         try:
             yield
         except ERRORS as error:
-            raise as_error(error, self.url, answered=self.answered) from error
+            raise self.as_error(error) from error
+
+    def as_error(self, error: Exception) -> _errors.GemmserveError:
+        """The error that an exception of httpx's stands for, in an exchange with this server."""
+        proxy = None
+        if self._own_transport:
+            proxy = ""
+        elif self.made_of["trust_env"] and self.socket is None:
+            proxy = direct.proxy_of(self.address)
+        return as_error(error, self.url, answered=self.answered, proxy=proxy)

@@ -16,7 +16,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlencode
-from urllib.request import getproxies
+from urllib.request import getproxies, proxy_bypass
 
 import h11
 
@@ -94,9 +94,30 @@ def may_be(base: httpx.URL, *, trust_env: bool) -> bool:
     """Whether a server can be reached past the library: by no proxy that the environment names, which the library knows
     how to speak to, and without a user in its URL, whose authentication is the library's affair.
     """
-    if base.userinfo:
-        return False
-    return not (trust_env and any(getproxies().get(scheme) for scheme in ("http", "https", "all")))
+    return not base.userinfo and not (trust_env and _proxies())
+
+
+def _proxies() -> dict[str, str]:
+    """Proxies that the environment names, by the schemes that they are for."""
+    found = getproxies()
+    return {scheme: found[scheme] for scheme in ("http", "https", "all") if found.get(scheme)}
+
+
+def proxy_of(base: httpx.URL) -> str | None:
+    """URL of the environment's proxy for a server, without its user; empty where it is to be passed by, as far as can
+    be told without the library, which decides that. None: there is none.
+    """
+    found = _proxies()
+    named = found.get(base.scheme) or found.get("all")
+    if named is None:
+        return None
+    if proxy_bypass(base.netloc.decode("ascii")):
+        return ""
+    try:
+        proxy = httpx.URL(named if "://" in named else f"http://{named}")
+    except httpx.InvalidURL:
+        return ""
+    return f"{proxy.scheme}://{proxy.netloc.decode('ascii')}"
 
 
 class Fields(dict[str, str]):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve import _errors
 
-__all__ = ["ERRORS", "KNOWN", "OTHER", "VARIABLE", "as_error", "check_transport", "httpx"]
+__all__ = ["ERRORS", "KNOWN", "OTHER", "VARIABLE", "as_error", "check_transport", "httpx", "other_scheme"]
 
 VARIABLE: Final = "GEMMSERVE_HTTP_LIBRARY"
 KNOWN: Final = ("httpx2", "httpx")
@@ -58,9 +58,31 @@ def check_transport(transport: object) -> None:
         )
 
 
-def as_error(error: Exception, url: str, *, answered: bool = False) -> _errors.GemmserveError:
+def other_scheme(url: str) -> str:
+    """`url` with https:// instead of http://, or the other way round, and the port that it was: by default another."""
+    asked = httpx.URL(url)
+    secure = asked.scheme == "https"
+    return str(asked.copy_with(scheme="http" if secure else "https", port=asked.port or (443 if secure else 80)))
+
+
+def _without_tls(url: str, said: str, proxy: str | None) -> str:
+    """Words for an answer that is no TLS. By which scheme a server is asked is said where no proxy may have sent it:
+    beside the server's own TLS, a key would go in clear text.
+    """
+    if proxy is None:
+        return f"{url} does not speak TLS: {said}; a server without it is asked by {other_scheme(url)}"
+    if not proxy:
+        return f"{url} does not speak TLS, or a proxy before it does not: {said}"
+    if httpx.URL(url).scheme == "http":
+        return f"the proxy {proxy} before {url} does not speak TLS: {said}"
+    if proxy.startswith("https:"):
+        return f"the proxy {proxy} does not speak TLS, or else {url} behind it does not: {said}"
+    return f"{url} does not speak TLS behind the proxy {proxy}: {said}"
+
+
+def as_error(error: Exception, url: str, *, answered: bool = False, proxy: str | None = None) -> _errors.GemmserveError:
     """The error that an exception of the library stands for; the caller raises it `from` the original. `answered`:
-    whether the server ever did.
+    whether the server ever did. `proxy`: URL of the one before it; empty where there may be one that is not known.
     """
     said = str(error) or type(error).__name__
     match error:
@@ -77,21 +99,22 @@ def as_error(error: Exception, url: str, *, answered: bool = False) -> _errors.G
                 retriable=False,
             )
         case httpx.ConnectError() if not answered and any(reason in said for reason in _NO_TLS):
-            return _errors.TransportError(
-                f"{url} does not speak TLS: {said}; a server without it is asked by {url.replace('https', 'http', 1)}",
-                retriable=False,
-            )
+            return _errors.TransportError(_without_tls(url, said, proxy), retriable=False)
         case httpx.ConnectError() | httpx.ConnectTimeout():
             return _errors.TransportError(
-                f"cannot reach {url}: {said}; is `gemmserve serve` running there?", unmet=not answered
+                f"cannot reach {url}: {said}; is `gemmserve serve` running there?",
+                unmet=not answered,
+                sent=False,
             )
         case httpx.TimeoutException():
             return _errors.TransportTimeout(f"{url} was silent for too long ({type(error).__name__})")
         case httpx.UnsupportedProtocol() | httpx.LocalProtocolError():
             return _errors.TransportError(f"the request to {url} cannot be sent: {said}", retriable=False)
         case httpx.TransportError():
-            secure = "" if answered or not url.startswith("http://") else "; a server with TLS is asked by https://"
-            return _errors.TransportError(f"the exchange with {url} broke: {said}{secure}")
+            plain = url.startswith("http://") and not answered and proxy is None
+            secure = "" if not plain else "; a server with TLS is asked by https://"
+            sent = not isinstance(error, httpx.ProxyError)  # a proxy that makes no tunnel
+            return _errors.TransportError(f"the exchange with {url} broke: {said}{secure}", sent=sent)
         case httpx.InvalidURL():
             return _errors.ParameterInvalid(f"{url!r} is not a URL: {said}")
         case _:

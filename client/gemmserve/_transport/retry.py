@@ -68,6 +68,19 @@ def may_help(error: _errors.GemmserveError) -> bool:
             return False
 
 
+def may_be_done(error: _errors.GemmserveError) -> bool:
+    """Whether what a request asked for may have been done though it failed: its answer was lost, on the way or by a
+    gateway.
+    """
+    match error:
+        case _errors.TransportError():
+            return error.sent
+        case _errors.APIError():
+            return error.status in {502, 504}
+        case _:
+            return False
+
+
 def _most(policy: RetryPolicy, error: _errors.GemmserveError) -> float:
     """Attempts, by a policy and what went wrong."""
     most = float("inf") if policy.attempts is None else policy.attempts
@@ -93,6 +106,8 @@ class Attempts:
         self._made = 0
         self._deadline = deadline
         self._began: float | None = None
+        self.spare_s = 0.0
+        """Seconds that are left after the pause that was given last."""
 
     def pause_after(self, error: _errors.GemmserveError) -> float | None:
         """Seconds to wait before the next attempt, or None: `error` is final."""
@@ -112,4 +127,6 @@ class Attempts:
             return None
         ceiling = min(policy.cap_s, policy.base_s * 2.0 ** min(self._made - 1, _DOUBLINGS))
         # The last attempt is at the end, not before it.
-        return min(max(self._uniform(0.0, ceiling), asked), left)
+        pause = min(max(self._uniform(0.0, ceiling), asked), left)
+        self.spare_s = left - pause
+        return pause

@@ -23,7 +23,7 @@ from gemmserve._transfer.sse import Event, EventParser
 from gemmserve._transport import connection, direct
 from gemmserve._transport.answers import length_of
 from gemmserve._transport.connection import ELSEWHERE, Connection
-from gemmserve._transport.library import ERRORS, as_error, check_transport, httpx
+from gemmserve._transport.library import ERRORS, check_transport, httpx
 from gemmserve._transport.pool import SyncPool
 
 if TYPE_CHECKING:
@@ -103,16 +103,13 @@ class SyncIO(Connection):
 
     def _perform(self, step: Request[Any] | Pause | Together | Work[Any], bar: SharedBar | None) -> Any:
         if isinstance(step, Request):
-            try:
-                return self.send(step, bar)
-            except _errors.TransportError as error:
-                if (ask := self.doubt(error)) is not None:
-                    ask()
-                raise
+            return self.send(step, bar)
         if isinstance(step, Together):
             return self._together(step)
         if isinstance(step, Work):
             return step.call()
+        if (ask := self.doubt(step)) is not None:
+            ask()
         self._sleep(step.seconds)
         return None
 
@@ -190,7 +187,7 @@ class SyncIO(Connection):
                         shown.close()
             return receiver.finish()
         except ERRORS as error:  # as `errors` does, for less
-            raise as_error(error, self.url, answered=self.answered) from error
+            raise self.as_error(error) from error
 
     def _received(
         self, request: Request[Any], response: httpx.Response | direct.Answer, receiver: Receiver[Any]

@@ -7,6 +7,7 @@ import os
 import reprlib
 import socket
 import ssl
+import time
 from typing import Final
 
 from gemmserve import _errors
@@ -15,6 +16,7 @@ from gemmserve._transport.library import as_error, httpx
 VARIABLE: Final = "GEMMSERVE_SERVER"
 DEFAULT: Final = "http://127.0.0.1:8000"
 _MAX_PORT: Final = 65_535
+_LEAST_S: Final = 1e-3  # 0 would not wait at all
 
 
 def server_url(url: str | None) -> str:
@@ -58,12 +60,17 @@ def context_of(base: str, verify: bool | str | ssl.SSLContext) -> ssl.SSLContext
 
 
 def speaks_tls(host: str, port: int, timeout: float) -> bool:
-    """Whether a server answers a TLS handshake, whatever its certificate: nothing but the handshake is sent."""
+    """Whether a server answers a TLS handshake within `timeout`, whatever its certificate: nothing but the handshake is
+    sent.
+    """
+    end = time.monotonic() + timeout
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        with socket.create_connection((host, port), timeout) as made, context.wrap_socket(made, server_hostname=host):
-            return True
+        with socket.create_connection((host, port), timeout) as made:
+            made.settimeout(max(end - time.monotonic(), _LEAST_S))
+            with context.wrap_socket(made, server_hostname=host):
+                return True
     except ssl.SSLError as error:
         return "ALERT" in (error.reason or "")  # an alert is an answer
     except OSError:

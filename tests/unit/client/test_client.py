@@ -409,6 +409,42 @@ async def test_many_are_deleted_by_one_exchange(call, service, monkeypatch) -> N
     assert not service.arrays
 
 
+def failing(what: Exception | tuple[int, str]) -> Exception | httpx.Response:
+    """A failure of the service's script: an answer is read once."""
+    return what if isinstance(what, Exception) else problem(*what)
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [httpx.ReadError("reset"), httpx.RemoteProtocolError("closed"), httpx.ReadTimeout("silent"), (502, "x")],
+)
+async def test_an_array_that_an_attempt_before_has_deleted_is_deleted(call, service, lost) -> None:
+    """Its answer was lost, as where a front is killed."""
+    remote = await call("put", np.eye(2))
+    del service.arrays[remote.id]
+    service.script += [failing(lost), problem(429, "queue-full")]
+    assert await call("delete", remote) == 1
+    assert "deleted" in repr(remote)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        [],
+        [httpx.ConnectError("refused")],
+        [httpx.ProxyError("no tunnel")],
+        [(429, "x"), (503, "draining")],
+    ],
+)
+async def test_an_array_that_no_attempt_before_can_have_deleted_is_not_found(call, service, before) -> None:
+    remote = await call("put", np.eye(2))
+    del service.arrays[remote.id]
+    service.script += map(failing, before)
+    with pytest.raises(gemmserve.NotFound):
+        await call("delete", remote)
+    assert not service.script
+
+
 async def test_arrays_are_deleted_by_what_they_are(call, service) -> None:
     for size in range(5):
         await call("put", np.eye(size), name="weights", labels={"run": str(size % 2)})

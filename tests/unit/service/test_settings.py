@@ -81,6 +81,20 @@ def test_what_makes_no_sense_is_refused(fields, reason):
         Settings(**fields)
 
 
+def number_settings() -> list[str]:
+    return [name for name, field in Settings.model_fields.items() if "float" in str(field.annotation)]
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
+@pytest.mark.parametrize("name", number_settings())
+def test_no_number_is_infinite(monkeypatch, name, value):
+    monkeypatch.setenv(f"GEMMSERVE_{name.upper()}", value)
+    with pytest.raises(ValidationError, match="finite number"):
+        Settings()
+    with pytest.raises(ValidationError, match="finite number"):
+        Settings(**{name: float(value)})
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
 def test_loopback(host):
     assert Settings(host=host).loopback

@@ -43,8 +43,7 @@ class Arena:
         """
         self.path = path
         self.nbytes = nbytes
-        self.used_bytes = 0
-        """Bytes of blocks that are not free: live, freed and still looked at, or set apart."""
+        self._taken = 0  # bytes of blocks that are not free
         self._file = MappedFile(path, path, nbytes)  # the descriptor's path serves no other file of this server
         self._mapping: Mapping | None = None
         """Mapping of all of it: to make and to end one costs as much as its pages are many."""
@@ -84,7 +83,7 @@ class Arena:
             self._sizes[start + capacity] = left
         else:
             del self._starts[position]
-        self.used_bytes += capacity
+        self._taken += capacity
         name = f"{self._file.name}#{next(self._numbers)}"
         self._live.add(name)
         return Extent(name, self._file.path, capacity, shared=self._file, start=start)
@@ -94,7 +93,6 @@ class Arena:
         than half of the arena with all that is in it, for the other half is for results that are small, or not found
         room for in one place.
         """
-        self._retry()
         if self.used_bytes + sum(map(_capacity, sizes)) > self.share_bytes:
             return None
         extents: list[Extent] = []
@@ -106,6 +104,13 @@ class Arena:
                 return None
             extents.append(extent)
         return extents
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of blocks that are not free: live, freed and still looked at, or set apart."""
+        if self._looked_at:
+            self._retry()
+        return self._taken
 
     @property
     def share_bytes(self) -> int:
@@ -188,7 +193,7 @@ class Arena:
     def _release(self, extent: Extent) -> None:
         extent.unmap()
         start, size = extent.start, extent.capacity
-        self.used_bytes -= size
+        self._taken -= size
         position = bisect.bisect_left(self._starts, start)
         if position < len(self._starts) and self._starts[position] == start + size:
             size += self._sizes.pop(self._starts.pop(position))

@@ -47,9 +47,43 @@ def test_what_is_amiss_with_tls_is_said():
     passing = library.as_error(plain, "https://host", answered=True)
     assert passing.retriable, "it has TLS: what answers is something before it, while it begins again"
     assert "does not speak TLS" not in str(passing)
+    assert str(library.as_error(plain, "https://host/p")).endswith("is asked by http://host:443/p"), "the port it was"
     broken = httpx.RemoteProtocolError("closed")
     assert str(library.as_error(broken, "http://host")).endswith("is asked by https://")
     assert "https" not in str(library.as_error(broken, "http://host", answered=True))
+
+
+@pytest.mark.parametrize(
+    ("url", "proxy", "said"),
+    [
+        (
+            "https://host",
+            "https://proxy:1",
+            "the proxy https://proxy:1 does not speak TLS, or else https://host behind",
+        ),
+        ("https://host", "http://proxy:1", "https://host does not speak TLS behind the proxy http://proxy:1"),
+        ("http://host", "https://proxy:1", "the proxy https://proxy:1 before http://host does not speak TLS"),
+        ("https://host", "", "https://host does not speak TLS, or a proxy before it"),
+    ],
+)
+def test_where_a_proxy_may_be_in_between_no_other_scheme_is_recommended(url, proxy, said) -> None:
+    error = library.as_error(httpx.ConnectError("[SSL: WRONG_VERSION_NUMBER] wrong"), url, proxy=proxy)
+    assert str(error).startswith(said)
+    assert "asked by" not in str(error)
+    assert not error.retriable
+    assert "asked by" not in str(library.as_error(httpx.RemoteProtocolError("closed"), "http://host", proxy=proxy))
+
+
+@pytest.mark.parametrize(
+    ("url", "other"),
+    [
+        ("http://host", "https://host:80"),
+        ("https://host/path", "http://host:443/path"),
+        ("http://[::1]:8000", "https://[::1]:8000"),
+    ],
+)
+def test_the_other_scheme_is_at_the_same_port(url, other) -> None:
+    assert library.other_scheme(url) == other
 
 
 def test_one_module_imports_it():

@@ -43,6 +43,13 @@ def test_retry_after_is_honoured_unless_it_exceeds_the_time(clock) -> None:
     assert attempts.pause_after(gemmserve.QueueFull("full", retry_after=6)) is None
 
 
+def test_what_is_left_after_a_pause(clock) -> None:
+    attempts = Attempts(RetryPolicy(base_s=1), deadline=clock.now + 5, clock=clock, uniform=lambda _, high: high)
+    assert (attempts.pause_after(gemmserve.TransportError("broken")), attempts.spare_s) == (1, 4)
+    clock.now += 4.5
+    assert (attempts.pause_after(gemmserve.TransportError("broken")), attempts.spare_s) == (0.5, 0)
+
+
 @pytest.mark.parametrize("limits", [{"attempts": 0}, {"base_s": -1}, {"total_s": -1}, {"first_s": -1}])
 def test_a_policy_makes_sense(limits) -> None:
     with pytest.raises(gemmserve.ParameterInvalid):

@@ -72,6 +72,7 @@ def test_what_is_looked_at_serves_again_later(make):
     assert arena.allocate(1) is None
     assert arena.used_bytes == 4 * PAGE
     del piece
+    assert arena.used_bytes == 0, "whoever asks has it looked at"
     assert arena.allocate(4 * PAGE) is not None
 
 
