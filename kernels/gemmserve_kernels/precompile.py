@@ -84,8 +84,8 @@ def cases() -> Iterator[Case]:
     yield from likely_cases()
     for n, dtype, (trans_a, trans_b) in product(_BETWEEN, _DTYPES, _TRANS):
         yield Case(m=n, n=n, k=n, dtype=dtype, trans_a=trans_a, trans_b=trans_b)
-    for n, batch, dtype, trans in product(_BATCHED, _BATCHES, _DTYPES, "NC"):
-        yield Case(m=n, n=n, k=n, batch=batch, dtype=dtype, trans_a=trans)
+    for n, batch, dtype, (trans_a, trans_b) in product(_BATCHED, _BATCHES, _DTYPES, _TRANS):
+        yield Case(m=n, n=n, k=n, batch=batch, dtype=dtype, trans_a=trans_a, trans_b=trans_b)
     for (m, n, k), dtype, (trans_a, trans_b) in product(product(_EXTENTS, repeat=3), _DTYPES, _TRANS):
         yield Case(m=m, n=n, k=k, dtype=dtype, trans_a=trans_a, trans_b=trans_b)
     named = [(dtype, mode) for dtype in _DTYPES for mode in compute_modes(np.dtype(dtype)) if mode != "auto"]
