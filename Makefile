@@ -8,13 +8,13 @@ CONSTRAINTS ?=
 # pytest's own arguments: make test PYTEST_ARGS='-k store'
 PYTEST_ARGS ?=
 
-# Processes that run tests: with three on two processors one computes while another waits for a server to start or to end.
-WORKERS ?= 3
+# Processes that run tests. More than processors take less time, for many tests wait, and hold up those that poll.
+WORKERS ?= 2
 
-# Tests of processes, sockets and disks meet machines that stand still for seconds: five of them in a run get a second
+# Tests of processes, sockets and disks meet machines that stand still for seconds: three of them in a run get a second
 # try, and the first one's traceback is printed. `make test AGAIN=` for none. Tests of arithmetic, and those that no job is
 # lost, are marked `flaky(reruns=0)`.
-AGAIN ?= --reruns 1 --max-suite-reruns 5 --rerun-show-tracebacks
+AGAIN ?= --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks
 
 # The first Python that is new enough; PYTHON=/path/to/python3 overrides it.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \

@@ -28,9 +28,9 @@ from gemmserve_service.tenancy.keyring import create_key
 if TYPE_CHECKING:
     from pathlib import Path
 
-SECONDS = 10.0
+SECONDS = 40.0
 """At least; longer, up to `MOST_S`, until every kind of fault has happened and enough has come through."""
-MOST_S = 60.0
+MOST_S = 90.0
 ENOUGH = 20
 """Results of each tenant that have to be right."""
 THREADS = 3

@@ -37,7 +37,7 @@ struct Config {
     static constexpr int SLOT_STAGE = CONSUMER_WARPS * SLOT_BYTES;
     static constexpr int FEW_STEPS = 4, FEW_BYTES = FEW_STEPS * VECTORS * 8;
     static constexpr int SLOTS_AT = STAGES * STAGE_BYTES, FEW_AT = SLOTS_AT + STAGES * SLOT_STAGE;
-    // Of others: a chunk of both operands as they are, of A first, and for every stage what is known.
+    // Shared memory of other tiles: a chunk of both operands as they are, A's first, and what is known of every stage.
     static constexpr int NUMBERS_ROW = CHUNK * 8, NUMBERS_BYTES = VECTORS * NUMBERS_ROW;
     static constexpr int COPIED = VECTORS / (COPIERS > 0 ? COPIER_WARPS : 1);  // vectors of an operand, by a warp
     static constexpr int KNOWN_AT = TALL ? PLANES_BYTES : SLOTS_AT + SIDES * NUMBERS_BYTES;

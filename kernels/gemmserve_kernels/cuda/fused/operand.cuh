@@ -234,7 +234,7 @@ struct ChunkOperand {
             const int vector = first_vector + round * OF_WARP + v;
             small[v] = split_vector(held[v], scale_of(most[v]).down(), vector, planes);
         }
-        // Of two vectors, all in one word; of one, still in two halves.
+        // Counts of two vectors, all in one word; of one vector, still in two halves.
         unsigned all = small[0];
         if constexpr (VECTORS == 2) all = __byte_perm(small[0], small[1], 0x5410) + __byte_perm(small[0], small[1], 0x7632);
         all = over_lanes(all, [](unsigned l, unsigned r) { return l + r; });

@@ -113,7 +113,7 @@ def test_a_server_of_the_other_kind_at_the_scheme_s_own_port(monkeypatch) -> Non
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_the_question_about_tls_takes_no_more_than_is_left(monkeypatch, kind) -> None:
-    """Of the time for repeating; and of one silence, which is the client's timeout."""
+    """Limits of the probe: the time left for repeating, and the client's timeout, which bounds one silence."""
     limits: list[float] = []
     monkeypatch.setattr(connection, "speaks_tls", lambda _host, _port, limit_s: limits.append(limit_s))
 
@@ -146,7 +146,7 @@ def proxied(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_proxy_without_tls_is_no_server_without_it(proxied, kind) -> None:
-    """Whoever followed such a recommendation would send the key in clear text."""
+    """A recommendation of http:// would have the key sent in clear text by whoever followed it."""
     with accepting(lambda made: made.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as port:
         proxied(f"https://user:secret@127.0.0.1:{port}")
         for url in ("https://gpu.invalid", "http://gpu.invalid"):

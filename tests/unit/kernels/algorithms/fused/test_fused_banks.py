@@ -44,7 +44,7 @@ extern "C" __global__ void write_down(int* places, int* threads) {{
 
 
 def conflicts(bytes_):
-    """Of [..., lane] -> byte, of 16 bytes each: how many groups of lanes that are served at once meet in a bank."""
+    """Number of groups of lanes served at once that meet in a bank; `bytes_`: [..., lane] -> first of its 16 bytes."""
     together = np.sort(bytes_.reshape(-1, SERVED) % 128 // 16)
     return int((together != np.arange(SERVED)).any(axis=1).sum())
 

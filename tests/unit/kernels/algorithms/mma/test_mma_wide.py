@@ -127,8 +127,8 @@ def mixed(machine, dtype, m=300, n=270, k=70, batch=()):
 def test_tiles_are_the_served_ones_or_the_rest(machine, dtype, split_k):
     """Each kernel writes its tiles, whole, with the bits that it has alone, and nothing else; parts of k agree."""
     config = replace(SMALL, block_m=64, block_n=64, warp_m=32, warp_n=32, split_k=split_k)
-    a, b = mixed(machine, dtype, batch=(2,))
-    a[1] = random(7, dtype, 300, 70)
+    a, b = mixed(machine, dtype, k=140, batch=(2,))
+    a[1] = random(7, dtype, 300, 140)
     problem = build(a, b, compute="auto")
     left, right = (both_sides(machine, a, b, scheme, (2,)) for scheme in ("3xfp16", "6xbf16"))
     vectors = a.reshape(-1, *a.shape[1:]), b.T[None]
@@ -139,7 +139,7 @@ def test_tiles_are_the_served_ones_or_the_rest(machine, dtype, split_k):
         firsts = np.concatenate([x[:: verdict.GROUP] for x in each]).ravel()
         words.append(machine.put(np.concatenate([[1], firsts]).astype(np.int32)))
     words.append(machine.put(np.zeros(1, np.int32)))  # whether any tile is left to the wide way
-    served = plane_models.is_served(grouped[0][:, :, None], grouped[1][0], 70)
+    served = plane_models.is_served(grouped[0][:, :, None], grouped[1][0], 140)
     assert 0 < served[0].sum() < served[0].size
     assert 0 < served[1].sum() < served[1].size
     pointers = [*(machine.launcher.pointer(x) for x in words), machine.launcher.counters(2 * 300 * 270)]
@@ -315,7 +315,7 @@ def test_every_access_is_inside_and_ordered():
 @pytest.mark.parametrize("config", [None, replace(SMALL, warp_n=32, split_k=2)], ids=["chosen", "other partials"])
 def test_reductions(machine, axis, config):
     """Partials of both kinds of tiles lie where they are looked for."""
-    a, b = mixed(machine, "complex64", batch=(2,))
+    a, b = mixed(machine, "complex64", k=140, batch=(2,))
     options = {"reduce": ["absmax", "sum", "argmax"], "axis": axis, "compute": "3xfp16", "config": config}
     check_reduction(machine, gemm_reduce.run_gemm_reduce, a, b, **options)
     counts = machine.launcher.counts()
