@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.load import devices, first_products
 from benchmarks.load.asking import Skipped, distribution, figure, jobs, small, together
 from benchmarks.load.gauges import Gauges
-from benchmarks.load.stage import PATIENCE_S, drained, pairs, serving, settled, wait_for_none
+from benchmarks.load.stage import ARENA_BYTES, PATIENCE_S, drained, pairs, serving, settled, wait_for_none
 from benchmarks.service import ceilings, histogram
 from benchmarks.service.servers import KINDS, Server
 from benchmarks.service.turns import phases_of
@@ -20,6 +20,8 @@ from gemmserve_service.tenancy.api_keys import new_key
 
 LINK_BYTES_PER_S = 44e9
 """Rate of results on their way to the host: what one device's link gave stored arrays (docs/transfer.md)."""
+SHARE_OF_ARENA = 0.9
+"""Share of the host arena that results take which shall all find room there."""
 SEEN_S = 1.5e-3
 FRONT_S = 0.5e-3
 SUBMISSIONS_PER_S, MANY_PER_S = 1500.0, 10_000.0
@@ -256,17 +258,36 @@ def shares(stage, server, keys):
 
 
 def results(stage):
-    """Jobs on resident operands: results kept, then in the store; in another turn each fetched by a client."""
+    """Jobs on resident operands: results kept until a device has none that nothing else has, as many as the host arena
+    takes, then more; in another turn each fetched by a client.
+    """
     sizes, server = stage.sizes, stage.server
     operands = stage.operands(sizes.result)
     nbytes = COMPLEX64 * sizes.result**2
     work = {"depth": sizes.depth}
     jobs(stage, server.url, operands, count=len(stage.clients), then="delete", **work)
     room = stage.room(nbytes, sizes.results)
+    fitting = min(room, max(len(stage.clients), int(SHARE_OF_ARENA * ARENA_BYTES / nbytes)))
+    if fitting < room:
+        yield from kept_results(stage, operands, fitting, nbytes, "in the host arena")
+    yield from kept_results(stage, operands, room, nbytes, "in the store")
+    for way, url in (("TCP", server.url), ("Unix socket", f"unix:{server.path}")):
+        with stage.watch() as gauges:
+            done = jobs(stage, url, operands, count=room, seconds=sizes.fetch_s, then="fetch", **work)
+        yield figure(
+            f"{sizes.result}^3, {done['count']} results fetched by {way}", "GB/s",
+            done["nbytes"] / done["seconds"] / 1e9, LINK_BYTES_PER_S / 1e9, "link", gauges=gauges,
+            client_cpu=done["client_cpu"], count=done["count"], jobs_per_s=done["count"] / done["seconds"],
+        )  # fmt: skip
+
+
+def kept_results(stage, operands, most, nbytes, where):
+    """Keep the results of `most` jobs, of `nbytes` each, until they are `where` the case says; delete them."""
+    sizes, server = stage.sizes, stage.server
     with stage.watch() as gauges:
-        done = jobs(stage, server.url, operands, count=room, seconds=sizes.keep_s, then="keep", **work)
+        done = jobs(stage, server.url, operands, count=most, seconds=sizes.keep_s, then="keep", depth=sizes.depth)
     count = done["count"]
-    bounded_by = "time" if count < room else "room in the store" if room < sizes.results else None
+    bounded_by = "time" if count < most else f"room {where}" if most < sizes.results else None
     yield figure(
         f"{sizes.result}^3, {count} results kept", "jobs/s", count / done["seconds"], 1 / stage.kernel_s(sizes.result),
         "kernel loop", gauges=gauges, client_cpu=done["client_cpu"], count=count, asked=sizes.results,
@@ -276,18 +297,10 @@ def results(stage):
         wait_for_none(server, "gemmserve_device_unwritten_bytes")
     stored_s = time.monotonic() - done["began"]
     yield figure(
-        f"{sizes.result}^3, {count} results in the store", "GB/s", count * nbytes / stored_s / 1e9,
+        f"{sizes.result}^3, {count} results {where}", "GB/s", count * nbytes / stored_s / 1e9,
         LINK_BYTES_PER_S / 1e9, "link", gauges=gauges, count=count, since_first_submission_s=stored_s,
     )  # fmt: skip
     stage.all_clients(server.url, [{"work": "delete", "ids": ids} for ids in done["ids"]])
-    for way, url in (("TCP", server.url), ("Unix socket", f"unix:{server.path}")):
-        with stage.watch() as gauges:
-            done = jobs(stage, url, operands, count=count, seconds=sizes.fetch_s, then="fetch", **work)
-        yield figure(
-            f"{sizes.result}^3, {done['count']} results fetched by {way}", "GB/s",
-            done["nbytes"] / done["seconds"] / 1e9, LINK_BYTES_PER_S / 1e9, "link", gauges=gauges,
-            client_cpu=done["client_cpu"], count=done["count"], jobs_per_s=done["count"] / done["seconds"],
-        )  # fmt: skip
 
 
 def first_product(stage):

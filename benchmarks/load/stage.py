@@ -17,10 +17,11 @@ from benchmarks.service.servers import KINDS, Server
 
 RECYCLED = 8 << 30
 """Bytes of freed space that servers keep: the second upload of `transfer_bytes` lands in space that was used."""
+ARENA_BYTES = 40 << 30
 SETTINGS = {
     "GEMMSERVE_VERIFY_SHARE": "0",
-    "GEMMSERVE_HOST_ARENA_BYTES": str(40 << 30),
-    "GEMMSERVE_ARENA_AHEAD_BYTES": str(40 << 30),
+    "GEMMSERVE_HOST_ARENA_BYTES": str(ARENA_BYTES),
+    "GEMMSERVE_ARENA_AHEAD_BYTES": str(ARENA_BYTES),
 }
 """No product is checked by chance: a check takes as long as a short product. The arena is what a host of 128 GiB can
 spare, registered before it is needed."""

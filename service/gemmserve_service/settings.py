@@ -278,7 +278,7 @@ class Settings(BaseSettings):
         0.75, ge=0, le=0.95, description="share of a device's memory that may hold copies of arrays, and results"
     )
     write_back_delay_s: float = Field(
-        0.5,
+        0.25,
         ge=0,
         le=60,
         description="a job's result may stay on its device alone for so long, unless somebody asks for it, and in the "

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import numpy as np
 import uvloop
+
+from gemmserve_service.http.protocol import body_receiver
 
 MIB = 1 << 20
 A = np.random.default_rng(5).standard_normal(MIB)
@@ -16,10 +19,18 @@ F64 = {"dtype": "float64", "shape": str(A.size)}
 
 
 @contextmanager
-def transferred_by(kind, serve, count=1, *, silence_s=600.0, loop_factory=uvloop.new_event_loop, **fields):
-    """An app with so many transfer processes of a kind (`TransferProcesses`, `TransferThreads`), and these."""
+def transferred_by(
+    kind, serve, count=1, *, silence_s=600.0, loop_factory=uvloop.new_event_loop, alone_below=0, **fields
+):
+    """An app with so many transfer processes of a kind (`TransferProcesses`, `TransferThreads`), and these.
+
+    `alone_below`: bytes below which the front moves those of a connection that is alone itself.
+    """
     fields = {"min_body_rate": 0, "head_timeout_s": 600, "keep_alive_s": 600, **fields}
-    with kind(serve(loop_factory=loop_factory, **fields), count, silence_s=silence_s) as transfers:
+    with (
+        patch.object(body_receiver, "ALONE_BELOW", alone_below),
+        kind(serve(loop_factory=loop_factory, **fields), count, silence_s=silence_s) as transfers,
+    ):
         yield transfers.live, transfers
 
 

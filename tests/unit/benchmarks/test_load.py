@@ -178,34 +178,70 @@ def test_figures_say_what_was_prepared_before_them() -> None:
     assert report.unprepared(made | {"prepared": None}) is None
 
 
+class Held(stage.Stage):
+    """A stage without a server, whose store has room for so many results."""
+
+    server = SimpleNamespace(url="", path="")
+
+    def __init__(self, store):
+        super().__init__("cpu", sizes.FULL, None)
+        self.clients, self._store = [], store
+
+    def room(self, *_):
+        return self._store
+
+    def watch(self):
+        return contextlib.nullcontext()
+
+    def operands(self, _):
+        return []
+
+    def kernel_s(self, _):
+        return 1.0
+
+    def all_clients(self, *_):
+        return []
+
+
+@pytest.fixture
+def done(monkeypatch):
+    """done(most): from now on no more jobs than that come to an end."""
+
+    def at_most(most):
+        def jobs(*_, count, **__):
+            return {
+                "count": min(count, most), "began": 0.0, "seconds": 1.0, "nbytes": 1, "ids": [], "client_cpu": 0.0
+            }  # fmt: skip
+
+        monkeypatch.setattr(rows, "jobs", jobs)
+        monkeypatch.setattr(rows, "wait_for_none", lambda *_: None)
+        monkeypatch.setattr(rows, "ARENA_BYTES", 1 << 50)
+
+    return at_most
+
+
 @pytest.mark.parametrize(
-    ("room", "done", "bounded_by"),
+    ("room", "most", "bounded_by"),
     [(2000, 2000, None), (600, 600, "room in the store"), (600, 400, "time")],
 )
-def test_a_count_of_results_says_what_bounds_it(monkeypatch, room, done, bounded_by) -> None:
-    class Here(stage.Stage):
-        server = SimpleNamespace(url="")
-
-        def room(self, *_):
-            return room
-
-        def watch(self):
-            return contextlib.nullcontext()
-
-        def operands(self, _):
-            return []
-
-        def kernel_s(self, _):
-            return 1.0
-
-    answer = {"count": done, "began": 0.0, "seconds": 1.0, "nbytes": 1, "ids": [], "client_cpu": 0.0}
-    monkeypatch.setattr(rows, "jobs", lambda *_, **__: answer)
-    here = Here("cpu", sizes.FULL, None)
-    here.clients = []
-    kept = next(rows.results(here))
-    assert (kept["count"], kept["asked"], kept["bounded_by"]) == (done, 2000, bounded_by)
+def test_a_count_of_results_says_what_bounds_it(done, room, most, bounded_by) -> None:
+    done(most)
+    kept = next(rows.results(Held(room)))
+    assert (kept["count"], kept["asked"], kept["bounded_by"]) == (most, 2000, bounded_by)
     said = report.bounds(kept)
     assert (said is None) if bounded_by is None else (f"bounded by {bounded_by}, 2000 were asked for" in said)
+
+
+def test_results_that_the_arena_takes_come_before_more(done, monkeypatch) -> None:
+    done(2000)
+    monkeypatch.setattr(rows, "ARENA_BYTES", 1000 * 8 * sizes.FULL.result**2)
+    found = [each for each in rows.results(Held(1500)) if each["case"].count("fetched") == 0]
+    n = sizes.FULL.result
+    assert [each["case"] for each in found] == [
+        f"{n}^3, 900 results kept", f"{n}^3, 900 results in the host arena",
+        f"{n}^3, 1500 results kept", f"{n}^3, 1500 results in the store",
+    ]  # fmt: skip
+    assert [each.get("bounded_by") for each in found] == ["room in the host arena", None, "room in the store", None]
 
 
 def test_files_in_memory_take_no_more_than_is_free(monkeypatch, tmp_path) -> None:

@@ -6,7 +6,8 @@ the kernel's copy is the only one. The parser does not see such bytes (`RequestP
 
 Both objects are in the extensions of the ASGI scope; `requests.body.RequestBody` and `answers.pieces.PiecesResponse`
 use them where they are. Where there are transfer processes one of them reads from the connection instead, or writes to
-it, a stretch at a time; this process keeps the connection, and looks after slow clients itself.
+it, a stretch at a time; this process keeps the connection, and looks after slow clients itself, and after one that is
+alone with it, as long as it is, for what is not very large.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ _DIRECT_FROM: Final = 1 << 16  # bytes that must be outstanding; below, changing
 _MAX_READ: Final = 1 << 19  # bytes of one read: others' turn comes after at most a third of a millisecond
 MOVED_FROM: Final = 1 << 20
 """Bytes that are worth a word to a transfer process."""
+ALONE_BELOW: Final = 16 << 20
+"""Bytes that this process moves itself for a connection that is alone: two wakes of a process are a third of a
+millisecond, and there is nobody who would wait."""
 _MAX_MOVE: Final = 32 << 20  # what it is asked for: a round trip for each 10 to 20 ms of a fast client's bytes
 _SLOW: Final = 1 << 20  # bytes; a client of whom no more came, or who took no more, within the patience is slow ...
 _BY_HAND: Final = 4 << 20  # ... and so many bytes go by this process before the next try
@@ -53,6 +57,7 @@ class _Direction:
             connection.transfers is not None
             and count >= MOVED_FROM
             and self._by_hand <= 0
+            and not (count < ALONE_BELOW and connection.alone)
             and not self._cycle.disconnected
             and not transport.is_closing()
             and transport.get_extra_info("sslcontext") is None

@@ -43,6 +43,11 @@ class Connection(asyncio.Protocol, ABC):
     def unfinished(self) -> bool:
         """Whether an idle connection owes something: a first request, the rest of a head, the rest of a body."""
 
+    @property
+    @abstractmethod
+    def alone(self) -> bool:
+        """Whether no other connection is in the middle of a request, or has just been."""
+
     @abstractmethod
     def read_on(self) -> None:
         """Read on, unless requests wait in the queue: only the last one's body can be incomplete."""

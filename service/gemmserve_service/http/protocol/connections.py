@@ -31,6 +31,8 @@ _SWEEP_S: Final = 0.5
 _SWEEPS: Final = 3  # at least, within the time that a connection may be idle
 _ENDED_AT_ONCE: Final = 4
 _BREATH_S: Final = 0.005  # for others, whose requests have several steps, before the next of these
+_ALONE_AFTER_S: Final = 0.1
+"""Time without a request of any other connection after which one counts as alone."""
 
 
 class Connections:
@@ -45,6 +47,8 @@ class Connections:
         self._by_address: Counter[str] = Counter()
         self._idle: dict[Connection, float] = {}  # in the order in which they became idle
         self._stalled: dict[Connection, float] = {}
+        self._latest: Connection | None = None  # the one that had the latest request
+        self._latest_since = 0.0  # time since which all requests were its
         self._sweep_s = min(_SWEEP_S, settings.keep_alive_s / _SWEEPS)
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -57,6 +61,14 @@ class Connections:
     def idle(self) -> int:
         """Connections that are not in the middle of a request."""
         return len(self._idle)
+
+    def alone(self, connection: Connection) -> bool:
+        """Whether no other connection is in the middle of a request, or has just been."""
+        return (
+            connection is self._latest
+            and self.count - self.idle <= 1
+            and connection.loop.time() - self._latest_since >= _ALONE_AFTER_S
+        )
 
     def open(self, connection: Connection) -> bool:
         """Takes a new connection in; False: there is no place for it."""
@@ -77,6 +89,8 @@ class Connections:
         """Forgets a connection; idempotent by `connection.counted`."""
         self._idle.pop(connection, None)
         self._stalled.pop(connection, None)
+        if connection is self._latest:
+            self._latest = None
         self._by_address[connection.address] -= 1
         if not self._by_address[connection.address]:
             del self._by_address[connection.address]
@@ -90,6 +104,8 @@ class Connections:
     def became_busy(self, connection: Connection) -> None:
         """Note that it has a request that the app works on."""
         self._idle.pop(connection, None)
+        if connection is not self._latest:
+            self._latest, self._latest_since = connection, connection.loop.time()
 
     def stalled(self, connection: Connection) -> None:
         """Its client does not take what is sent to it."""

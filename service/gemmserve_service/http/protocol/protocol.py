@@ -308,6 +308,11 @@ class HttpProtocol(Connection):
             else:
                 self._all_answered()
 
+    @property
+    def alone(self) -> bool:
+        """See `Connection`."""
+        return self.registry.alone(self)
+
     def read_on(self) -> None:
         """See `Connection`."""
         if len(self._cycles) <= 1:
