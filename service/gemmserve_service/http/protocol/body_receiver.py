@@ -13,6 +13,8 @@ alone with it, as long as it is, for what is not very large.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from typing import TYPE_CHECKING, Final, Literal
 
 from starlette.requests import ClientDisconnect
@@ -35,6 +37,7 @@ ALONE_BELOW: Final = 16 << 20
 """Bytes that this process moves itself for a connection that is alone: two wakes of a process are a third of a
 millisecond, and there is nobody who would wait."""
 _MAX_MOVE: Final = 32 << 20  # what it is asked for: a round trip for each 10 to 20 ms of a fast client's bytes
+_TCP: Final = {socket.AF_INET, socket.AF_INET6}
 _SLOW: Final = 1 << 20  # bytes; a client of whom no more came, or who took no more, within the patience is slow ...
 _BY_HAND: Final = 4 << 20  # ... and so many bytes go by this process before the next try
 
@@ -212,12 +215,18 @@ class BodySender(_Direction):
 
 
 class _Sink(asyncio.BufferedProtocol):
-    """Stands in for a connection's protocol while `view` fills."""
+    """Stands in for a connection's protocol while `view` fills.
+
+    The kernel would have it called for every segment, 64 KiB by the loopback, where it is faster than the client: it is
+    called when there is a whole read (SO_RCVLOWAT of socket(7), of TCP alone), or when its patience is at an end.
+    """
 
     def __init__(self, connection: Connection, view: memoryview) -> None:
         self._connection = connection
         self._view = view
         self._inside = False
+        self._socket = _tcp_socket(connection.transport)
+        self._low_water = 1
         self.filled = 0
         self.done: asyncio.Future[None] = connection.loop.create_future()
 
@@ -229,6 +238,7 @@ class _Sink(asyncio.BufferedProtocol):
         flow.pause_reading()
         self._connection.transport.set_protocol(self)
         self._inside = True
+        self._wait_for(min(len(self._view), _MAX_READ))
         flow.resume_reading()
 
     def leave(self) -> None:
@@ -237,6 +247,7 @@ class _Sink(asyncio.BufferedProtocol):
             self._inside = False
             if not self._connection.transport.is_closing():
                 self._connection.flow.pause_reading()
+                self._wait_for(1)
             self._connection.transport.set_protocol(self._connection)
         if not self.done.done():
             self.done.set_result(None)
@@ -246,8 +257,11 @@ class _Sink(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.filled += nbytes
-        if self.filled == len(self._view):
+        left = len(self._view) - self.filled
+        if not left:
             self.leave()
+        elif left < self._low_water:
+            self._wait_for(left)
 
     def eof_received(self) -> bool | None:
         return None  # in the middle of a body: nothing more can come of it
@@ -262,6 +276,21 @@ class _Sink(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._connection.resume_writing()
+
+    def _wait_for(self, count: int) -> None:
+        """Have the kernel wait until so many bytes have come."""
+        if self._socket is not None and count != self._low_water:
+            with contextlib.suppress(OSError):  # of a connection that is broken; the loop will hear of it
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+            self._low_water = count
+
+
+def _tcp_socket(transport: asyncio.Transport) -> socket.socket | None:
+    """Return the socket of a TCP connection whose bytes are the body's, without TLS; else None."""
+    found: socket.socket | None = transport.get_extra_info("socket")
+    if found is None or found.family not in _TCP or transport.get_extra_info("sslcontext") is not None:
+        return None
+    return found
 
 
 def _ignore(_: int) -> None:

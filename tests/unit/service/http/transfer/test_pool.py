@@ -187,42 +187,47 @@ def test_a_product(served, npy, form, read_npy):
 
 
 LONGER_S = 0.15
-"""Longer than a body waits for its client, and than a connection counts as one of several after another's request."""
+"""Longer than a connection counts as one of several after another's request."""
 
 
-def send_alone(live, connection, count):
-    """Begins an upload of A with `count` bytes of it, when no other connection has had a request for a while."""
+def send_alone(connection, body, count):
+    """Begins an upload with the first `count` bytes of its body, when no other connection has had a request for a
+    while.
+    """
     connection.sendall(GET)
     file = connection.makefile("rb")
     assert read_answer(file)[0] == 200
     time.sleep(LONGER_S)
-    connection.sendall(upload_head(A.nbytes) + A.tobytes()[:count])
+    connection.sendall(upload_head(len(body)) + body[:count])
     return file
 
 
 def test_the_front_itself_serves_a_connection_that_is_alone(served):
+    body = A.tobytes()
     with served(alone_below=2 * A.nbytes) as (live, processes), live.connect() as connection:
-        with send_alone(live, connection, A.nbytes) as file:
+        with send_alone(connection, body, len(body)) as file:
             status, info = read_answer(file)
             assert status == 201
             connection.sendall(download(httpx.Response(200, content=info).json()["id"]))
-            assert read_answer(file)[1].endswith(A.tobytes())
+            assert read_answer(file)[1].endswith(body)
         assert not processes.transfers.transferred_bytes
 
 
 def test_a_larger_body_goes_by_a_process(served):
+    body = A.tobytes()
     with served(alone_below=A.nbytes // 2) as (live, processes), live.connect() as connection:
-        with send_alone(live, connection, A.nbytes) as file:
+        with send_alone(connection, body, len(body)) as file:
             assert read_answer(file)[0] == 201
         assert processes.transfers.transferred_bytes["in"]
 
 
 def test_a_process_takes_over_when_another_request_comes(served):
-    with served(alone_below=2 * A.nbytes) as (live, processes), live.connect() as connection, live.http() as http:
-        with send_alone(live, connection, 2 * MIB) as file:
+    body = A.tobytes() * 4
+    with served(alone_below=2 * len(body)) as (live, processes), live.connect() as connection, live.http() as http:
+        with send_alone(connection, body, 2 * MIB) as file:
             assert http.get("/livez").status_code == 200
-            time.sleep(LONGER_S)
-            connection.sendall(A.tobytes()[2 * MIB :])
+            assert not processes.transfers.transferred_bytes
+            connection.sendall(body[2 * MIB :])
             assert read_answer(file)[0] == 201
         assert processes.transfers.transferred_bytes["in"]
 
