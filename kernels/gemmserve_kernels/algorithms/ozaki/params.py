@@ -68,12 +68,28 @@ MAGIC: Final = 3 << 22
 
 
 def base_of(modulus: int, powers: tuple[tuple[int, ...], ...]) -> int:
-    """Return what `residue` in cuda/ozaki adds to sums of digits times `powers`: the least multiple of the modulus and
-    of 256 that leaves them no less than 2**23. It is so small that the quotient in float32 is right, for the moduli
-    that there are.
+    """Return what `residue` in cuda/ozaki adds to sums of digits times `powers`: the least multiple of 256 that leaves
+    them no less than 2**23, and is a multiple of the modulus less `half_of` it. It is so small that the quotient in
+    float32 is right, for the moduli that there are.
     """
-    largest, unit = 128 * sum(abs(power) for each in powers for power in each), math.lcm(256, modulus)
-    return -(-((1 << 23) + largest) // unit) * unit
+    least, unit = (1 << 23) + 128 * sum(abs(power) for each in powers for power in each), math.lcm(256, modulus)
+    base = 256 * (-half_of(modulus) * pow(256, -1, modulus) % modulus) if modulus % 2 else 0
+    return base + -(-(least - base) // unit) * unit
+
+
+def half_of(modulus: int) -> int:
+    """Return the middle of the residues from 0 on; 0 of an even modulus, 256, of which the lowest byte is taken
+    anyway.
+    """
+    return modulus // 2 if modulus % 2 else 0
+
+
+def inverse_of(modulus: int) -> np.float32:
+    """Return 1 over a modulus, for the quotients. Rounded up that of 255 would make some quotients too large; rounded
+    down some are one too small, and what is left is 255 in the place of 0, which is a byte as good.
+    """
+    nearest = np.float32(1 / modulus)
+    return np.nextafter(nearest, np.float32(0)) if modulus == 255 else nearest
 
 
 def convert_constants(params: ConvertParams, moduli: Moduli) -> None:
@@ -82,19 +98,18 @@ def convert_constants(params: ConvertParams, moduli: Moduli) -> None:
         params.modulus[i] = p
         base = base_of(p, powers)
         params.base[i] = int(np.float32(base).view(np.int32))
-        params.zero[i] = base // p + MAGIC
-        params.inverse[i] = 1 / p
+        params.zero[i] = (base + half_of(p)) // p + MAGIC
+        params.inverse[i] = inverse_of(p)
         for part, each in enumerate(powers):
             words = np.array(each, np.int8).view("<i4")
             params.power[i][part][:] = [int(word) for word in words]
 
 
 def multiply_constants(params: MultiplyParams, moduli: Moduli) -> None:
-    """For `reduce` in cuda/ozaki/layout.cuh. The bias is the multiple of p next above 2**30: sums stay positive."""
+    """For `reduce` in cuda/ozaki/layout.cuh."""
     for i, p in enumerate(moduli.divisors):
         params.divisor[i] = p
         params.reciprocal[i] = (1 << 39) // p
-        params.bias[i] = -(-(1 << 30) // p) * p
 
 
 def combine_constants(params: RemainderParams, moduli: Moduli, k: int) -> None:

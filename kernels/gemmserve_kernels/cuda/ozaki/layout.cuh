@@ -37,6 +37,9 @@ GEMM_DEVICE int word_column(int index) {
 }
 GEMM_DEVICE int byte_column(int byte) { return byte / 2 * 8 + byte % 2; }
 
+// Steps of k after which sums of products of two bytes are reduced: 2^15 (2^8 - 1)^2 + 2^8 < 2^31.
+constexpr int MOST_STEPS = 32768;
+
 // The remainder of an unsigned number below 2^31 + 2^9, in [0, d]; d stands for 0. `reciprocal` is floor(2^39 / d): the
 // quotient is at most one too small, and only where d, from 129 to 256, divides the number.
 GEMM_DEVICE unsigned reduce(unsigned x, unsigned divisor, unsigned reciprocal) {

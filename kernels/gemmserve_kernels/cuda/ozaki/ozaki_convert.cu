@@ -63,12 +63,13 @@ GEMM_DEVICE int congruent(const Digits& x, const int (&power)[2], int more) {
     return __dp4a(x.low, power[0], __dp4a(x.high, power[1], more));
 }
 
-// The constants of a modulus p. `base`: a multiple of 256 p, from 2^23 on; `zero`: base / p, and MAGIC.
+// The constants of a modulus p. `base`: a multiple of 256 from 2^23 on, and (p - 1) / 2 less than one of p, so that quotients
+// rounded to nearest are those rounded down; `zero`: that one over p, and MAGIC.
 struct Modulus {
     float modulus, inverse, zero;
 };
 
-// t modulo p, nearest to 0, in the lowest byte. `bits`: those of the float `base` + t, no less than 2^23. The error of the
+// t modulo p, from 0 on, in the lowest byte. `bits`: those of the float `base` + t, no less than 2^23. The error of the
 // quotient is less than its distance from the middle between two integers where p is odd
 // (gemmserve_kernels.algorithms.ozaki.params.base_of). All in single precision, of which there is twice as much as of
 // integer arithmetic.

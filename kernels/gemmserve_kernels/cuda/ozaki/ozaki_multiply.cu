@@ -4,8 +4,9 @@
 // 8192 x 8192 is bound by the device's power limit). To have one group a few steps behind the other, so that not both of
 // them store at once, gained nothing.
 //
-// The accumulators begin at a multiple of p that keeps them positive, below 2^31; after every 65,536 steps of k they are
-// reduced. Only bytes are written, in the order of the registers (layout.cuh).
+// Residues are bytes without a sign: operands and sums whose upper bits rarely change take less of the device's power limit
+// than numbers around 0. Sums stay below 2^31; after every 32,768 steps of k they are reduced. Only bytes are written, in
+// the order of the registers (layout.cuh).
 #include "../common/ptx/wgmma.cuh"
 #include "../common/raster.cuh"
 #include "layout.cuh"
@@ -15,7 +16,7 @@ constexpr int PARTS = GEMM_PARTS, PLANES = GEMM_MODULI * PARTS;
 constexpr int STAGES = GEMM_STAGES, RASTER = GEMM_RASTER, CLUSTER = GEMM_CLUSTER;
 constexpr int THREADS = 2 * GROUP_THREADS + 32;  // at most 224 registers a thread
 constexpr int STEP = BLOCK_STEPS;    // bytes of k a stage
-constexpr int STEPS = 65536 / STEP;  // between reductions: 2^14 * 65536 = 2^30
+constexpr int STEPS = MOST_STEPS / STEP;  // between reductions
 constexpr int A_BYTES = TILE_M * STEP, B_BYTES = TILE_N * STEP, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr unsigned short ALL_BLOCKS = (1 << CLUSTER) - 1;  // of the cluster, a bit each
 static_assert(CLUSTER == 1 || CLUSTER == 2, "a block of a cluster brings whole blocks of 128 lines");
@@ -117,10 +118,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) GEMM_CLUSTER_ATTRIBUTE
             const Place of = place_of(params, number);
             if (!all && left_out(params, of)) continue;
             const int m = of.plane / PARTS;
-            const unsigned divisor = params.divisor[m], reciprocal = params.reciprocal[m], bias = params.bias[m];
+            const unsigned divisor = params.divisor[m], reciprocal = params.reciprocal[m];
             unsigned acc[128];
 #pragma unroll
-            for (int i = 0; i < 128; ++i) acc[i] = bias;
+            for (int i = 0; i < 128; ++i) acc[i] = 0;
             for (int step = 0; step < steps;) {
                 const int end = steps - step < STEPS ? steps : step + STEPS;
                 int before = -1;  // the stage that is being multiplied
@@ -143,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) GEMM_CLUSTER_ATTRIBUTE
                 release(before);
                 if (step == steps) break;
 #pragma unroll
-                for (int i = 0; i < 128; ++i) acc[i] = reduce(acc[i], divisor, reciprocal) + bias;
+                for (int i = 0; i < 128; ++i) acc[i] = reduce(acc[i], divisor, reciprocal);
             }
             const Place at = place_of(params, number);  // once more: registers are short in the loop
             const Long tile_m = at.tile_m + rank;

@@ -4,7 +4,6 @@
 #include "params.cuh"
 
 constexpr int PARTS = GEMM_PARTS, PLANES = GEMM_MODULI * PARTS, THREADS = 256;
-constexpr int STEPS = 65536;  // of k between reductions
 
 extern "C" __global__ void __launch_bounds__(THREADS) ozaki_multiply_plain(const MultiplyParams params) {
     const Quotient in_tile = divide(static_cast<Long>(blockIdx.x), TILE_WORDS / THREADS);
@@ -15,22 +14,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_multiply_plain(const
     clear_failing(params.judged);
     if (!all_pass(params.judged) && !passes(params.judged, matrix, by_m.remainder, by_n.remainder)) return;
     const int m = static_cast<int>(plane) / PARTS;
-    const unsigned divisor = params.divisor[m], reciprocal = params.reciprocal[m], bias = params.bias[m];
+    const unsigned divisor = params.divisor[m], reciprocal = params.reciprocal[m];
     const Long row = by_m.remainder * TILE_M + word_row(index), column = by_n.remainder * TILE_N + word_column(index);
-    const signed char* a =
-        reinterpret_cast<const signed char*>(params.a) + (matrix * params.a_planes + plane) * params.a_plane;
-    const signed char* b =
-        reinterpret_cast<const signed char*>(params.b) + (matrix * params.b_planes + plane) * params.b_plane;
+    const unsigned char* a = params.a + (matrix * params.a_planes + plane) * params.a_plane;
+    const unsigned char* b = params.b + (matrix * params.b_planes + plane) * params.b_plane;
     unsigned bytes = 0;
     for (int i = 0; i < 4; ++i) {
         const Long j = column + byte_column(i);
-        unsigned acc = bias;
+        unsigned acc = 0;
         if (row < params.rows && j < params.columns) {
             for (Long k = 0; k < params.pitch; ++k) {
-                const int x = a[residue_offset(params.a_first + row, k, params.pitch)];
-                const int y = b[residue_offset(params.b_first + j, k, params.pitch)];
-                acc += static_cast<unsigned>(x * y);
-                if ((k + 1) % STEPS == 0) acc = reduce(acc, divisor, reciprocal) + bias;
+                const unsigned x = a[residue_offset(params.a_first + row, k, params.pitch)];
+                const unsigned y = b[residue_offset(params.b_first + j, k, params.pitch)];
+                acc += x * y;
+                if ((k + 1) % MOST_STEPS == 0) acc = reduce(acc, divisor, reciprocal);
             }
         }
         bytes |= (reduce(acc, divisor, reciprocal) & 255u) << 8 * i;

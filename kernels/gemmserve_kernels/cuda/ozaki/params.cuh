@@ -80,8 +80,7 @@ struct MultiplyParams {
     Long rows, columns;
     Long tiles_m, tiles_n;
     Long pitch;
-    unsigned divisor[MAX_MODULI], reciprocal[MAX_MODULI], bias[MAX_MODULI];  // each modulus, or twice that, 129 to 256
-    unsigned reserved;
+    unsigned divisor[MAX_MODULI], reciprocal[MAX_MODULI];  // each modulus, or twice that, 129 to 256
     JudgedParams judged;
 };
 

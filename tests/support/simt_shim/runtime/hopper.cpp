@@ -328,7 +328,7 @@ static void multiply(Warpgroup& group, unsigned number) {
     number %= max_products;
     const Product& shape = group.products[0][number];
     static float left[64][16], right[256][16];
-    static signed char left_bytes[64][32], right_bytes[256][32];
+    static unsigned char left_bytes[64][32], right_bytes[256][32];
     for (unsigned side = 0; side < 2; ++side) {
         const unsigned rows = side ? unsigned(shape.columns) : 64;
         for (unsigned row = 0; row < rows; ++row) {

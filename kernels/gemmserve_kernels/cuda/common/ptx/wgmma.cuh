@@ -64,9 +64,9 @@ GEMM_DEVICE void multiply_held(float (&d)[32], const unsigned (&a)[4], Descripto
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep), "n"(SIGN));
 }
 
-// d += a b of signed bytes: 64 x 32 by 32 x 256.
+// d += a b of bytes without a sign: 64 x 32 by 32 x 256.
 GEMM_DEVICE void multiply_bytes(unsigned (&d)[128], Descriptor a, Descriptor b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {" GEMM_REGISTERS_128 "}, %128, %129, 1;"
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k32.s32.u8.u8 {" GEMM_REGISTERS_128 "}, %128, %129, 1;"
                  : GEMM_128("+r", d, 0)
                  : "l"(a), "l"(b));
 }

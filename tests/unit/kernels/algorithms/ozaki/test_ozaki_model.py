@@ -23,7 +23,7 @@ from gemmserve_kernels.algorithms.ozaki.moduli import (
     needed,
     root_of_minus_one,
 )
-from gemmserve_kernels.algorithms.ozaki.params import MAGIC, base_of
+from gemmserve_kernels.algorithms.ozaki.params import MAGIC, base_of, half_of, inverse_of
 from gemmserve_kernels.algorithms.ozaki.plan import WORKSPACE, panels
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.numerics import reference
@@ -144,30 +144,33 @@ def test_integers_stay_below_half_the_product(count, complex_, k):
 
 @pytest.mark.parametrize("complex_", [False, True])
 def test_a_residue_by_float32_is_right(complex_):
-    """`residue` in cuda/ozaki/ozaki_convert.cu: the quotient is nearer to itself than to the middle of two integers."""
+    """`residue` in cuda/ozaki/ozaki_convert.cu, of all sums that there are."""
     moduli = Moduli.first(len(available(complex_=complex_)), complex_=complex_)
     for p, powers in zip(moduli.moduli, moduli.powers, strict=True):
-        base, inverse = base_of(p, powers), np.float32(1 / p)
+        base, inverse = base_of(p, powers), inverse_of(p)
         sums = 128 * int(np.abs(powers).sum())
-        assert base % p == base % 256 == 0
-        assert base // p + MAGIC < 2**24
+        half = half_of(p)
+        assert (base + half) % p == base % 256 == 0
+        assert (base + half) // p + MAGIC < 2**24
         assert 2**23 + sums <= base < 2**24 - sums
-        assert (base + sums) * abs(Fraction(float(inverse)) - Fraction(1, p)) < Fraction(1, 2 * p) or p == 256
-        # All that there is, in float64, which has room for the product: fma rounds once.
+        # In float64, which has room for the product: fma rounds once.
         t = np.arange(-sums, sums + 1)
         quotient = np.rint((base + t) * np.float64(inverse)).astype(np.int64)
         assert np.abs(quotient).max() < 2**22
-        remainder = base + t - (quotient - base // p) * p
+        remainder = base + t - (quotient - (base + half) // p) * p
         assert (remainder < 2**24).all()
-        assert np.abs(remainder - base).max() <= p // 2
+        byte = remainder & 255
+        assert np.array_equal(byte % p, t % p)
+        assert p >= 255 or byte.max() < p
 
 
 def test_a_residue_by_reciprocal_is_right():
     """`reduce` in cuda/ozaki/layout.cuh, at multiples of p and around them, where a quotient could be off."""
     for p in {*Moduli.first(15).divisors, *Moduli.first(17, complex_=True).divisors}:
-        bias, reciprocal = -(-(1 << 30) // p) * p, (1 << 39) // p
+        reciprocal = (1 << 39) // p
         assert reciprocal < 2**32
-        top = bias + 2**30
+        top = 32768 * 255**2 + 256
+        assert top < 2**31
         # The error grows with the number.
         multiples = np.concatenate([np.arange(0, top, 97 * p), np.arange(top // p * p - 100_000 * p, top, p)])
         multiples = multiples.astype(np.uint64)
