@@ -19,7 +19,7 @@ from gemmserve_service.runtime import clock
 from gemmserve_service.runtime.background import report
 from gemmserve_service.runtime.ids import first_id
 from gemmserve_service.schemas import GemmJob, GemmReduceJob, JobInfo, JobRequest, JobState, ProgramJob, StepInfo
-from gemmserve_service.store.database.database import insert_rows, load_sql
+from gemmserve_service.store.database.database import change_rows, insert_rows, load_sql
 
 if TYPE_CHECKING:
     import sqlite3
@@ -348,7 +348,7 @@ class SqliteQueue:
         def write(db: sqlite3.Connection) -> set[str]:
             missing: set[str] = set()
             apart = [end.fields for end in ends if end.apart]
-            if apart and db.executemany(_SQL["finish"], apart).rowcount < len(apart):
+            if apart and change_rows(db, _SQL["finish"], apart) < len(apart):
                 missing = {fields["id"] for fields in apart if db.execute(_SQL["get"], fields).fetchone() is None}
             self._store.insert_rows(db, [row for end in ends if end.fields["id"] not in missing for row in end.rows])
             return missing

@@ -37,14 +37,7 @@ _JOB: Final = f"job_{'0' * 26}"
 
 def moment(at: datetime) -> str:
     """A moment in UTC as pydantic writes it."""
-    second, microsecond = _second(at.replace(microsecond=0)), at.microsecond
-    return f'"{second}.{microsecond:06d}Z"' if microsecond else f'"{second}Z"'
-
-
-@lru_cache(16)
-def _second(at: datetime) -> str:
-    """The whole second, to which most moments of a job belong: to write one takes longer than all else of an answer."""
-    return at.isoformat().removesuffix("+00:00")
+    return to_json(at).decode()
 
 
 _MARKED: Final = (_JOB, "running", "1234567", "7654321.0", moment(_AT), moment(_AT + timedelta(days=1)))
