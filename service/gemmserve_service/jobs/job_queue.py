@@ -82,7 +82,7 @@ class _Insert:
         if ends:
             insert_rows(db, _SQL["insert_ended"], [self._rows[job] | end for job, end in ends.items()])
         if self._key is not None:
-            db.execute(_SQL["remember_key"], self._key)
+            insert_rows(db, _SQL["remember_key"], [self._key])
 
 
 @dataclass(eq=False, slots=True)

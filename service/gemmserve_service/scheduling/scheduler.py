@@ -133,6 +133,8 @@ class Scheduler:
         an owner is charged once for all answers that came together.
         """
         self._chance = random.Random()  # noqa: S311 (whom to check is no secret)
+        self._gone: list[str] = []
+        """Arrays that are gone in this turn of the event loop."""
         self._room_at = 0.0
         """Time at which the disk is asked again for room for results (time.monotonic)."""
         self._suspects: set[Task] = set()
@@ -777,7 +779,14 @@ class Scheduler:
 
     def _forget_array(self, array: str) -> None:
         self.fleet.forget_array(array)
-        self._forget(Forget(arrays=[array]))
+        if not self._gone:
+            asyncio.get_running_loop().call_soon(self._forget_gone)
+        self._gone.append(array)
+
+    def _forget_gone(self) -> None:
+        """Tell workers of arrays that are gone: of all that a request has deleted at one time."""
+        gone, self._gone = self._gone, []
+        self._forget(Forget(arrays=gone))
 
     def _forget(self, message: Forget) -> None:
         if any(worker.ready for worker in self.executor.workers()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import string
 from types import SimpleNamespace
 
@@ -251,7 +252,17 @@ async def test_workers_drop_an_array_once_nobody_uses_it(scheduler, fake, store,
     await store.delete(info.id)
     assert info.id not in fake.forgotten
     pinned.release()
+    await asyncio.sleep(0)
     assert info.id in fake.forgotten
+
+
+async def test_workers_hear_once_of_all_arrays_that_are_deleted_together(scheduler, fake, store, put, monkeypatch):
+    told = []
+    monkeypatch.setattr(fake, "forget", told.append)
+    ids = [(await put(store, A)).id for _ in range(3)]
+    await store.delete_all(ids)
+    await asyncio.sleep(0)
+    assert [message.arrays for message in told] == [ids]
 
 
 # -- ahead ------------------------------------------------------------------------------------------------------------
