@@ -128,7 +128,9 @@ class JobQueue(Protocol):
     def requeued(self, info: JobInfo, crashes: int) -> asyncio.Future[Any]:
         """Records that it waits again, and how many workers it has lost; without effect on a finished job."""
 
-    def finish(self, info: JobInfo | Ended, arrays: Sequence[dict[str, Any]], *, within_s: float = 0.0) -> asyncio.Future[None]:
+    def finish(
+        self, info: JobInfo | Ended, arrays: Sequence[dict[str, Any]], *, within_s: float = 0.0
+    ) -> asyncio.Future[None]:
         """Records the final state and the rows of the result arrays, all or nothing. The future raises NotOnRecord.
 
         `within_s`: for how long it may wait for what follows. Raises DatabaseError.
@@ -279,7 +281,9 @@ class SqliteQueue:
         fields = {"id": info.id, "attempt": info.attempt, "crashes": crashes}
         return self._database.write_soon(lambda db: db.execute(_SQL["requeue"], fields), rows=1)
 
-    def finish(self, info: JobInfo | Ended, arrays: Sequence[dict[str, Any]], *, within_s: float = 0.0) -> asyncio.Future[None]:
+    def finish(
+        self, info: JobInfo | Ended, arrays: Sequence[dict[str, Any]], *, within_s: float = 0.0
+    ) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def told(error: BaseException | None) -> None:
@@ -302,9 +306,11 @@ class SqliteQueue:
         within_s: float = 0.0,
     ) -> None:
         self._starts.pop(info.id, None)  # the end says the same
+        result: str | None
+        timings: str | None
         if isinstance(info, Ended):
-            result, timings, steps = info.result_text, info.timings_text, None
-            error = elements = None
+            result, timings = info.result_text, info.timings_text
+            error = elements = steps = None
         else:
             result = None if info.result is None else to_json(info.result).decode()
             timings = None if info.timings is None else to_json(info.timings).decode()

@@ -37,8 +37,8 @@ _SELDOM: Final = ("residual", "mismatch", "elements", "steps")
 class LiveJob:
     """A durable job that is not final, or was not when somebody began to watch it.
 
-    `_changes` are its states, the first of them whole or fresh, the last whole or ended; of others the fields that changed,
-    until somebody asks.
+    `_changes` are its states, the first of them whole or fresh, the last whole or ended; of others the fields that
+    changed, until somebody asks.
     """
 
     _changes: list[JobInfo | Fresh | Ended | dict[str, Any]]
@@ -116,10 +116,10 @@ class LiveJob:
 
     def succeeded_by(self, fields: dict[str, Any]) -> JobInfo | Ended:
         """`changed_by` of the fields of an end, which is a success."""
-        first, change = self._changes[0], self._changes[-1]
-        plain = isinstance(first, Fresh) and len(self._changes) == 2 and isinstance(change, dict) and "attempt" in change
-        if not plain or any([fields[name] is not None for name in _SELDOM]):
+        begun = self.begun
+        if begun is None or "attempt" not in begun[1] or any(fields[name] is not None for name in _SELDOM):
             return self.changed_by(fields)
+        first, change = begun
         return Ended(
             first, change["attempt"], change["started_at"], fields["finished_at"], fields["result"], fields["timings"],
             fields["algorithm"],
@@ -282,9 +282,10 @@ class LiveJobs:
         record many at a time.
         """
         until = time.monotonic() + timeout_s
-        infos = []
-        for live in reversed(lives):
-            infos.append(live.info if live.over else await self.wait(live.first.id, max(until - time.monotonic(), 0.0)))
+        infos = [
+            live.info if live.over else await self.wait(live.first.id, max(until - time.monotonic(), 0.0))
+            for live in reversed(lives)
+        ]
         return infos[::-1]
 
     async def events(self, job_id: str, *, owner: str = "") -> AsyncIterator[JobInfo]:

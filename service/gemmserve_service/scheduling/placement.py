@@ -142,7 +142,7 @@ class Placement:
         alike: Collection[Task] = worker.tasks.values()
         if worker.express:
             others = worker.other_tasks
-            if any([task.crashes for task in others]):
+            if any(task.crashes for task in others):
                 return False
             alike = worker.express_tasks.values() if express else others
         for task in alike:  # of which a group leaves a hundred, and a few say enough

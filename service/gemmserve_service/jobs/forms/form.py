@@ -130,7 +130,6 @@ class Form:
         )
         return self._brief % shown if text is None else f"{self._head % shown}{text}{self._tail}"
 
-
     def answer_ended(self, job: Ended) -> str:
         """Return `Ended.info` as JSON."""
         fresh = job.fresh

@@ -12,6 +12,7 @@ import pytest
 from gemmserve_kernels import Operand
 from gemmserve_service import products
 from gemmserve_service.errors import JobCancelled, JobFailed, WorkerCrashed
+from gemmserve_service.executor.port import Worker
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.scheduling import scheduler as scheduler_module
 from gemmserve_service.scheduling.estimates import Estimates
@@ -351,6 +352,26 @@ async def lanes(fake, make_scheduler, seconds):
     seconds.update(dict.fromkeys(string.ascii_uppercase, 0.02))
     seconds.update(dict.fromkeys(string.ascii_lowercase, 0.004))
     return await make_scheduler(fake)
+
+
+@pytest.mark.parametrize("kinds", ["eeLee", "LLeL", "eee", "LL", "eLLe", "L"])
+def test_tasks_of_both_kinds_at_one_time_run_beside_each_other(kinds):
+    worker = Worker("cpu", express=True)
+    tasks = [SimpleNamespace(id=str(n), express=kind == "e", beside=False) for n, kind in enumerate(kinds)]
+    met = set()
+    for n, task in enumerate(tasks):
+        if n == 3:
+            assert worker.answers("0") is tasks[0]
+            assert worker.answers("0") is None
+        worker.sent(task)
+        there = [other for other in tasks[: n + 1] if n < 3 or other is not tasks[0]]
+        met |= {one.id for one in there for other in there if one.express != other.express}
+        assert {each.id for each in tasks if each.beside} == met
+        assert worker.mixed == (len({each.express for each in there}) == 2)
+        assert [*worker.other_tasks] == [each for each in there if not each.express]
+    assert worker.lose_tasks() == there
+    assert not worker.tasks
+    assert not worker.express_tasks
 
 
 def names(fake):

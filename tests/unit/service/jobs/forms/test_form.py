@@ -67,7 +67,9 @@ def test_a_job_is_written_as_without_its_form(fields, microsecond):
         assert json.loads(form.answer(fresh, changes, None)) == running.model_dump(mode="json", exclude={"request"})
     assert form.answer(fresh, {**changes, "share": 0.5}, text) is None
     timings = Timings(queue_s=1e-05, kernel_s=1 / 3, d2h_s=2e22)
-    ended = Ended(fresh, 3, created, created + timedelta(seconds=1, microseconds=7), {"d": C}, timings, 'of "planes", %s')
+    ended = Ended(
+        fresh, 3, created, created + timedelta(seconds=1, microseconds=7), {"d": C}, timings, 'of "planes", %s'
+    )
     fields = {
         "state": JobState.SUCCEEDED, "attempt": 3, "started_at": created, "finished_at": ended.finished_at,
         "result": {"d": C}, "timings": timings, "algorithm": 'of "planes", %s',
