@@ -36,8 +36,6 @@ _TEXT: Final = 4096  # characters that count as a row
 _FEW_STARTS: Final = 8
 """Starts that go with the next commit, whatever that is for; of more, most jobs end before long, and that says the
 same."""
-_BRIEF_S: Final = 0.005
-"""Seconds for which the oldest of them waits for its end in any case: a short job's comes within a few commits."""
 _AFTER_EVERY_ID: Final = "job_~"  # sorts after every id: the alphabet ends at z
 _REQUEST: Final[TypeAdapter[GemmJob | GemmReduceJob | ProgramJob]] = TypeAdapter(JobRequest)
 _STEPS: Final = TypeAdapter(list[StepInfo])
@@ -234,9 +232,7 @@ class SqliteQueue:
 
     def _record_few_starts(self) -> None:
         if 0 < len(self._starts) <= _FEW_STARTS:
-            first = next(iter(self._starts.values()))
-            if first["due"] - time.monotonic() <= _START_WITHIN_S - _BRIEF_S:
-                self._record_starts()
+            self._record_starts()
 
     def _record_due_starts(self) -> None:
         self._starts_due = None

@@ -18,7 +18,6 @@ A = np.arange(16.0).reshape(4, 4)
 
 
 async def settled(core):
-    await asyncio.sleep(0.01)  # a start that is younger may wait for the end
     await core.database.write(lambda _: None)
 
 
