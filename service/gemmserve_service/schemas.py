@@ -7,6 +7,7 @@ each other by `gemmserve_kernels.problem.problem`, not here.
 from __future__ import annotations
 
 from collections.abc import Iterable  # noqa: TC003 (pydantic resolves it at run time)
+from dataclasses import dataclass
 from datetime import datetime  # noqa: TC003 (pydantic resolves it at run time)
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args
@@ -580,11 +581,12 @@ class Problem(BaseModel):
     instance: str | None = None
 
 
-class Timings(BaseModel):
+@dataclass(slots=True)
+class Timings:
     """Seconds by phase; a phase that did not happen is 0."""
 
     queue_s: float = 0.0
-    compile_s: float = Field(0.0, description="waited for kernels that nobody had compiled yet")
+    compile_s: Annotated[float, Field(description="waited for kernels that nobody had compiled yet")] = 0.0
     h2d_s: float = 0.0
     kernel_s: float = 0.0
     d2h_s: float = 0.0

@@ -69,7 +69,9 @@ class Worker:
     restarts: int = -1
     """Hellos after the first."""
     tasks: dict[str, Any] = field(default_factory=dict)
-    """Tasks that it was sent and has not answered, oldest first; the scheduler's bookkeeping."""
+    """Tasks that it was sent and has not answered, oldest first; the scheduler's bookkeeping (`sent`, `answers`)."""
+    express_tasks: dict[str, Any] = field(default_factory=dict)
+    """Those of them that are express, where it runs such beside others."""
     interleaves: bool = False
     """Whether it lets a short task pass between the panels of a long one."""
     ahead: int = 0
@@ -140,6 +142,43 @@ class Worker:
         """Takes over what it said about its device's copies, but which they are."""
         self.kept = kept.model_copy(update={"came": [], "went": []})
         self.memory_used = kept.memory_used
+
+    @property
+    def mixed(self) -> bool:
+        """Whether it has express tasks and others at one time."""
+        return 0 < len(self.express_tasks) < len(self.tasks)
+
+    @property
+    def other_tasks(self) -> Sequence[Any]:
+        """Those of its tasks that are not express."""
+        if len(self.express_tasks) == len(self.tasks):
+            return ()
+        return [task for name, task in self.tasks.items() if name not in self.express_tasks]
+
+    def sent(self, task: Any) -> None:
+        """Note that it has a task, and which of its tasks run beside others of another kind."""
+        mixed = self.mixed
+        self.tasks[task.id] = task
+        if not self.express:
+            return
+        if task.express:
+            self.express_tasks[task.id] = task
+        if self.mixed:
+            task.beside = True
+            for other in () if mixed else self.tasks.values():
+                other.beside = True
+
+    def answers(self, task_id: str) -> Any:
+        """Take a task back, which it answers; None: it has no such task."""
+        self.express_tasks.pop(task_id, None)
+        return self.tasks.pop(task_id, None)
+
+    def lose_tasks(self) -> list[Any]:
+        """Take all of its tasks back."""
+        tasks = list(self.tasks.values())
+        self.tasks.clear()
+        self.express_tasks.clear()
+        return tasks
 
     def began(self) -> None:
         """Note that it was sent tasks while it had none."""

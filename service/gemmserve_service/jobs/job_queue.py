@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
+from gemmserve_service.jobs.forms.form import Ended
 from gemmserve_service.jobs.idempotency import RememberedKey
 from gemmserve_service.runtime import clock
 from gemmserve_service.runtime.background import report
 from gemmserve_service.runtime.ids import first_id
 from gemmserve_service.schemas import GemmJob, GemmReduceJob, JobInfo, JobRequest, JobState, ProgramJob, StepInfo
-from gemmserve_service.store.database.database import insert_rows, load_sql
+from gemmserve_service.store.database.database import change_rows, insert_rows, load_sql
 
 if TYPE_CHECKING:
     import sqlite3
@@ -81,7 +82,7 @@ class _Insert:
         if ends:
             insert_rows(db, _SQL["insert_ended"], [self._rows[job] | end for job, end in ends.items()])
         if self._key is not None:
-            db.execute(_SQL["remember_key"], self._key)
+            insert_rows(db, _SQL["remember_key"], [self._key])
 
 
 @dataclass(eq=False, slots=True)
@@ -127,7 +128,9 @@ class JobQueue(Protocol):
     def requeued(self, info: JobInfo, crashes: int) -> asyncio.Future[Any]:
         """Records that it waits again, and how many workers it has lost; without effect on a finished job."""
 
-    def finish(self, info: JobInfo, arrays: Sequence[dict[str, Any]], *, within_s: float = 0.0) -> asyncio.Future[None]:
+    def finish(
+        self, info: JobInfo | Ended, arrays: Sequence[dict[str, Any]], *, within_s: float = 0.0
+    ) -> asyncio.Future[None]:
         """Records the final state and the rows of the result arrays, all or nothing. The future raises NotOnRecord.
 
         `within_s`: for how long it may wait for what follows. Raises DatabaseError.
@@ -135,7 +138,7 @@ class JobQueue(Protocol):
 
     def end(
         self,
-        info: JobInfo,
+        info: JobInfo | Ended,
         arrays: Sequence[dict[str, Any]],
         told: Callable[[BaseException | None], object],
         *,
@@ -278,7 +281,9 @@ class SqliteQueue:
         fields = {"id": info.id, "attempt": info.attempt, "crashes": crashes}
         return self._database.write_soon(lambda db: db.execute(_SQL["requeue"], fields), rows=1)
 
-    def finish(self, info: JobInfo, arrays: Sequence[dict[str, Any]], *, within_s: float = 0.0) -> asyncio.Future[None]:
+    def finish(
+        self, info: JobInfo | Ended, arrays: Sequence[dict[str, Any]], *, within_s: float = 0.0
+    ) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def told(error: BaseException | None) -> None:
@@ -294,27 +299,37 @@ class SqliteQueue:
 
     def end(
         self,
-        info: JobInfo,
+        info: JobInfo | Ended,
         arrays: Sequence[dict[str, Any]],
         told: Callable[[BaseException | None], object],
         *,
         within_s: float = 0.0,
     ) -> None:
         self._starts.pop(info.id, None)  # the end says the same
-        steps = None if info.steps is None else _STEPS.dump_json(info.steps, exclude_none=True).decode()
+        result: str | None
+        timings: str | None
+        if isinstance(info, Ended):
+            result, timings = info.result_text, info.timings_text
+            error = elements = steps = None
+        else:
+            result = None if info.result is None else to_json(info.result).decode()
+            timings = None if info.timings is None else to_json(info.timings).decode()
+            steps = None if info.steps is None else _STEPS.dump_json(info.steps, exclude_none=True).decode()
+            error = None if info.error is None else info.error.model_dump_json()
+            elements = None if info.elements is None else info.elements.model_dump_json()
         fields = {
             "id": info.id,
             "state": str(info.state),
             "attempt": info.attempt,
             "started_at": _timestamp(info.started_at),
             "finished_at": _timestamp(info.finished_at),
-            "result": None if info.result is None else to_json(info.result).decode(),
-            "error": None if info.error is None else info.error.model_dump_json(),
-            "timings": None if info.timings is None else info.timings.model_dump_json(),
+            "result": result,
+            "error": error,
+            "timings": timings,
             "algorithm": info.algorithm,
             "residual": info.residual,
             "mismatch": info.mismatch,
-            "elements": None if info.elements is None else info.elements.model_dump_json(),
+            "elements": elements,
             "trace": info.trace or None,
             "steps": steps,
         }
@@ -339,7 +354,7 @@ class SqliteQueue:
         def write(db: sqlite3.Connection) -> set[str]:
             missing: set[str] = set()
             apart = [end.fields for end in ends if end.apart]
-            if apart and db.executemany(_SQL["finish"], apart).rowcount < len(apart):
+            if apart and change_rows(db, _SQL["finish"], apart) < len(apart):
                 missing = {fields["id"] for fields in apart if db.execute(_SQL["get"], fields).fetchone() is None}
             self._store.insert_rows(db, [row for end in ends if end.fields["id"] not in missing for row in end.rows])
             return missing

@@ -22,7 +22,7 @@ from gemmserve_kernels import KernelError
 from gemmserve_service.errors import IdempotencyMismatch, ItemInvalid, NotFound, ServiceError, describe
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.jobs.compile_program import product_result
-from gemmserve_service.jobs.forms.form import Asked, Fresh, plain, record_text, record_texts
+from gemmserve_service.jobs.forms.form import Asked, Fresh, plain, record_text, record_texts, whole
 from gemmserve_service.jobs.forms.known_forms import KnownForms
 from gemmserve_service.jobs.idempotency import IdempotencyKeys, RememberedKey, digest_of
 from gemmserve_service.jobs.job_queue import NewJob, request_of
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from gemmserve_service.jobs.cells.operands import Operands
-    from gemmserve_service.jobs.forms.form import AnyRequest, Form
+    from gemmserve_service.jobs.forms.form import AnyRequest, Ended, Form
     from gemmserve_service.jobs.job_queue import JobQueue, Unfinished
     from gemmserve_service.jobs.observers import Observer
     from gemmserve_service.runtime.tracing.spans import Tracing
@@ -86,7 +86,7 @@ class _End:
     """End of a job on its way to the record."""
 
     live: LiveJob
-    info: JobInfo
+    info: JobInfo | Ended
     task: Task | None
     uploads: Mapping[str, Upload]
     """Results, which become arrays by it."""
@@ -585,7 +585,7 @@ class Jobs(LiveJobs):
             update["result"] = result
             if live.op != "program":  # a product of views was run as one
                 update["steps"] = None
-        info = live.changed_by(update)
+        info = live.succeeded_by(update) if isinstance(outcome, Done) else live.changed_by(update)
         end = _End(live, info, task, uploads, infos, rows, pending, held)
         live.ending = True
         if uploads and pending is None and self.store.secures:
@@ -699,7 +699,7 @@ class Jobs(LiveJobs):
         assert pending.error is not None
         error = describe(pending.error).problem()
         if pending.job in self._recent:
-            self._recent[pending.job] = self._recent[pending.job].model_copy(update={"error": error})
+            self._recent[pending.job] = whole(self._recent[pending.job]).model_copy(update={"error": error})
         self._background.spawn(self.queue.set_error(pending.job, error))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_service.errors import NotFound
-from gemmserve_service.jobs.forms.form import Fresh
+from gemmserve_service.jobs.forms.form import Ended, Fresh, whole
 from gemmserve_service.jobs.job_queue import brief
 from gemmserve_service.runtime.tracing.spans import link_job
 from gemmserve_service.schemas import JobInfo
@@ -29,16 +29,19 @@ if TYPE_CHECKING:
     from gemmserve_service.store.pin import Pinned
 
 _MAX_RECENT: Final = 4096  # finished jobs
+_SELDOM: Final = ("residual", "mismatch", "elements", "steps")
+"""Fields of an end that hardly any job of a form has."""
 
 
 @dataclass(eq=False, slots=True)
 class LiveJob:
     """A durable job that is not final, or was not when somebody began to watch it.
 
-    `_changes` are its states, the first of them whole or fresh; of others the fields that changed, until somebody asks.
+    `_changes` are its states, the first of them whole or fresh, the last whole or ended; of others the fields that
+    changed, until somebody asks.
     """
 
-    _changes: list[JobInfo | Fresh | dict[str, Any]]
+    _changes: list[JobInfo | Fresh | Ended | dict[str, Any]]
     task: Task | None
     give_steps: Callable[[], None]
     """Called at its end: a program's steps count no more among those that wait."""
@@ -68,7 +71,7 @@ class LiveJob:
 
     def __post_init__(self) -> None:
         first = self._changes[0]
-        assert not isinstance(first, dict)
+        assert not isinstance(first, dict | Ended)
         self.first, self.op = first, first.op
 
     @property
@@ -79,7 +82,7 @@ class LiveJob:
             if isinstance(change, dict):
                 states.append(states[-1].model_copy(update=change))
             else:
-                states.append(change.info() if isinstance(change, Fresh) else change)
+                states.append(change if isinstance(change, JobInfo) else change.info())
         self._changes[:] = states
         return states
 
@@ -99,6 +102,29 @@ class LiveJob:
         last = self._changes[-1]
         return last if isinstance(last, JobInfo) else self.history[-1]
 
+    @property
+    def shown(self) -> JobInfo | Ended:
+        """The job now, as an answer needs it."""
+        last = self._changes[-1]
+        return last if isinstance(last, Ended) else self.info
+
+    @property
+    def over(self) -> bool:
+        """Whether its state is final."""
+        last = self._changes[-1]
+        return isinstance(last, JobInfo | Ended) and last.state.final
+
+    def succeeded_by(self, fields: dict[str, Any]) -> JobInfo | Ended:
+        """`changed_by` of the fields of an end, which is a success."""
+        begun = self.begun
+        if begun is None or "attempt" not in begun[1] or any(fields[name] is not None for name in _SELDOM):
+            return self.changed_by(fields)
+        first, change = begun
+        return Ended(
+            first, change["attempt"], change["started_at"], fields["finished_at"], fields["result"], fields["timings"],
+            fields["algorithm"],
+        )  # fmt: skip
+
     def changed_by(self, fields: dict[str, Any]) -> JobInfo:
         """Return the job as it would be after a change of those fields."""
         for state in reversed(self._changes):
@@ -114,7 +140,7 @@ class LiveJob:
         """Bytes and operations of its problem, once that is known."""
         return (0, 0) if self.task is None else self.task.size
 
-    def change(self, change: JobInfo | dict[str, Any]) -> None:
+    def change(self, change: JobInfo | Ended | dict[str, Any]) -> None:
         """Set the job's info, or fields of it, and wake its watchers."""
         self._changes.append(change)
         self.wake()
@@ -184,7 +210,7 @@ class LiveJobs:
         self.queue = queue
         self.observers = observers
         self._live: dict[str, LiveJob] = {}
-        self._recent: OrderedDict[str, JobInfo] = OrderedDict()
+        self._recent: OrderedDict[str, JobInfo | Ended] = OrderedDict()
         self._released = asyncio.Event()
 
     # `owner`: who asks. Another's job is not found; "" sees everybody's.
@@ -192,9 +218,8 @@ class LiveJobs:
     async def get(self, job_id: str, *, owner: str = "") -> JobInfo:
         """The job now. Raises NotFound."""
         live = self._live.get(job_id)
-        info = self._recent.get(job_id) if live is None else live.info
-        if info is None:
-            info = await self.queue.get(job_id)
+        known = self._recent.get(job_id) if live is None else live.info
+        info = await self.queue.get(job_id) if known is None else whole(known)
         if info is None or (owner and info.owner != owner):
             raise NotFound(f"no job {job_id}")
         if info.trace:
@@ -233,7 +258,7 @@ class LiveJobs:
         """Whether somebody who waits for a job is to wait on."""
         return live.first.id in self._live and not self._released.is_set()
 
-    def in_memory(self, job_id: str, owner: str) -> LiveJob | JobInfo | None:
+    def in_memory(self, job_id: str, owner: str) -> LiveJob | JobInfo | Ended | None:
         """Return a job that this owner sees, where it is in memory whole: programs may not be."""
         live = self._live.get(job_id)
         if live is not None:
@@ -257,10 +282,10 @@ class LiveJobs:
         record many at a time.
         """
         until = time.monotonic() + timeout_s
-        infos = []
-        for live in reversed(lives):
-            over = live.info.state.final
-            infos.append(live.info if over else await self.wait(live.first.id, max(until - time.monotonic(), 0.0)))
+        infos = [
+            live.info if live.over else await self.wait(live.first.id, max(until - time.monotonic(), 0.0))
+            for live in reversed(lives)
+        ]
         return infos[::-1]
 
     async def events(self, job_id: str, *, owner: str = "") -> AsyncIterator[JobInfo]:
@@ -285,7 +310,7 @@ class LiveJobs:
         for live in self._live.values():
             live.wake()
 
-    def _forget(self, live: LiveJob, info: JobInfo) -> None:
+    def _forget(self, live: LiveJob, info: JobInfo | Ended) -> None:
         """Release what a job that is over holds, and wake its watchers."""
         del self._live[info.id]
         live.give_steps()
@@ -298,11 +323,11 @@ class LiveJobs:
         for observer in self.observers:
             observer.job_entered(job_id, live.op, state)
 
-    def _observe(self, info: JobInfo | EndedJob, size: tuple[int, int]) -> None:
+    def _observe(self, info: JobInfo | Ended | EndedJob, size: tuple[int, int]) -> None:
         for observer in self.observers:
             observer.job_ended(info, *size)
 
-    def _remember(self, info: JobInfo) -> None:
+    def _remember(self, info: JobInfo | Ended) -> None:
         """Keep a finished job, so that whoever waits for it needs no database."""
         self._recent[info.id] = info
         if len(self._recent) > _MAX_RECENT:

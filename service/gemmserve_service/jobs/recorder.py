@@ -14,6 +14,7 @@ from gemmserve_service.store.database.migrations import DatabaseError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from gemmserve_service.jobs.forms.form import Ended
     from gemmserve_service.jobs.job_queue import JobQueue
     from gemmserve_service.schemas import JobInfo
     from gemmserve_service.store.array_store import ArrayStore
@@ -46,7 +47,7 @@ class Recorder:
 
     async def record(
         self,
-        info: JobInfo,
+        info: JobInfo | Ended,
         uploads: Sequence[Upload],
         rows: Sequence[dict[str, Any]],
         refused: Callable[[], bool] = lambda: False,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from gemmserve_kernels import KernelError, Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from gemmserve_service.executor.port import Worker
     from gemmserve_service.scheduling.estimates import Estimates
@@ -139,11 +139,15 @@ class Placement:
         if not worker.ready or not worker.tasks or (express and not worker.express):
             return False
         count, seconds, last = 0, 0.0, None
-        for task in worker.tasks.values():  # of which a group leaves a hundred, and a few say enough
+        alike: Collection[Task] = worker.tasks.values()
+        if worker.express:
+            others = worker.other_tasks
+            if any(task.crashes for task in others):
+                return False
+            alike = worker.express_tasks.values() if express else others
+        for task in alike:  # of which a group leaves a hundred, and a few say enough
             if task.crashes:
                 return False
-            if worker.express and task.express != express:
-                continue
             count += 1
             # A block costs what its product was charged for, by what was known when that came.
             seconds += task.cost_s if task.whole is task else self._estimates.seconds(task, worker)

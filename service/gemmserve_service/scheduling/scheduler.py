@@ -133,6 +133,8 @@ class Scheduler:
         an owner is charged once for all answers that came together.
         """
         self._chance = random.Random()  # noqa: S311 (whom to check is no secret)
+        self._gone: list[str] = []
+        """Arrays that are gone in this turn of the event loop."""
         self._room_at = 0.0
         """Time at which the disk is asked again for room for results (time.monotonic)."""
         self._suspects: set[Task] = set()
@@ -290,8 +292,7 @@ class Scheduler:
         What the device alone had is computed again.
         """
         self.writes.worker_lost(worker)
-        tasks = list(worker.tasks.values())
-        worker.tasks.clear()
+        tasks: list[Task] = worker.lose_tasks()
         self.fleet.lost(worker, len(tasks))
         now = time.monotonic()
         if tasks:
@@ -335,7 +336,7 @@ class Scheduler:
         once for all answers that came together.
         """
         worker.memory_used = answer.memory_used if isinstance(answer, Done) else worker.memory_used
-        task: Task | None = worker.tasks.pop(answer.task, None)
+        task: Task | None = worker.answers(answer.task)
         if task is None:
             return
         self.fleet.ended(worker)
@@ -438,7 +439,7 @@ class Scheduler:
                     self._fill(worker, ALL_CLASSES)
                 else:
                     self._fill(worker, _SHORT, express=True)
-                    self._fill(worker, _LONG, {task.owner for task in worker.tasks.values() if task.express})
+                    self._fill(worker, _LONG, {task.owner for task in worker.express_tasks.values()})
         finally:
             for worker in looked:
                 if self._has_room(worker):
@@ -689,13 +690,9 @@ class Scheduler:
         task.expected_s = self.estimates.cautious_seconds(task, worker) + check_s
         task.limit_s = self.settings.hang_s + self.settings.hang_factor * task.expected_s
         task.stalled = task.beside = False
-        if worker.express:
-            for other in worker.tasks.values():
-                if other.express != task.express:
-                    other.beside = task.beside = True
         if task.trace is not None:
             task.trace.started(worker.id, task.began)
-        worker.tasks[task.id] = task
+        worker.sent(task)
         self.fleet.began(worker)
         chosen = task.plans[worker.device_class]
         assert not isinstance(chosen, KernelError)  # _take saw to it
@@ -777,7 +774,14 @@ class Scheduler:
 
     def _forget_array(self, array: str) -> None:
         self.fleet.forget_array(array)
-        self._forget(Forget(arrays=[array]))
+        if not self._gone:
+            asyncio.get_running_loop().call_soon(self._forget_gone)
+        self._gone.append(array)
+
+    def _forget_gone(self) -> None:
+        """Tell workers of arrays that are gone: of all that a request has deleted at one time."""
+        gone, self._gone = self._gone, []
+        self._forget(Forget(arrays=gone))
 
     def _forget(self, message: Forget) -> None:
         if any(worker.ready for worker in self.executor.workers()):

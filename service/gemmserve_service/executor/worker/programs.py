@@ -7,7 +7,7 @@ same way, through the same call. So its bits are the same.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +137,7 @@ class _Run:
         timings = self.values.finish()
         for info, _, seconds in self.done:
             info.kernel_s = seconds()
-        timings = timings.model_copy(update={"verify_s": self.verify_s})
+        timings = replace(timings, verify_s=self.verify_s)
         return Outcome(timings, [info for info, *_ in self.done], self.replaced)
 
     def _out(self, step: AnyStep, result: str) -> np.ndarray[Any, Any] | None:

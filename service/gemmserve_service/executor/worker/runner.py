@@ -244,7 +244,7 @@ class Runner:
         else:
             timings = self._run_blocks(message.task, gridded)
         if self._paused_s:
-            timings = timings.model_copy(update={"kernel_s": max(timings.kernel_s - self._paused_s, 0.0)})
+            timings = replace(timings, kernel_s=max(timings.kernel_s - self._paused_s, 0.0))
         return self.answer(message, operands, results, timings, self._checkpoint)
 
     def grid(self, message: Run) -> Grid | None:
@@ -424,7 +424,7 @@ class Runner:
         return Done(
             task=message.task,
             algorithm=ran.algorithm,
-            timings=ran.timings.model_copy(update={"kernel_s": kernel_s}),
+            timings=replace(ran.timings, kernel_s=kernel_s),
             residual=ran.residual,
             mismatch=ran.mismatch,
             memory_used=self.backend.memory_used(),
@@ -450,7 +450,7 @@ class Runner:
                 lambda plain: self.backend.run(plain, operands, results, checkpoint),
                 f"task {message.task} by {done.algorithm}",
             )
-        timings = done.timings.model_copy(update={"verify_s": time.perf_counter() - began})
+        timings = replace(done.timings, verify_s=time.perf_counter() - began)
         return done.model_copy(update={"timings": timings, "residual": found.residual, "mismatch": found.mismatch})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.joined.executor import JoinedExecutor
     from gemmserve_service.http.transfer.pool import TransferPool
     from gemmserve_service.jobs.core import Core
+    from gemmserve_service.jobs.forms.form import Ended
     from gemmserve_service.jobs.one_shot import EndedJob
     from gemmserve_service.schemas import JobInfo, JobState
     from gemmserve_service.store.tier.tier import Tier
@@ -88,13 +89,13 @@ class Metrics:
         """`Observer`: counts the state."""
         self._jobs.add(op, "none", state)
 
-    def job_ended(self, job: JobInfo | EndedJob, nbytes: int, flops: int) -> None:
+    def job_ended(self, job: JobInfo | Ended | EndedJob, nbytes: int, flops: int) -> None:
         """`Observer`: counts the state; adds times, and bytes and operations if the job has succeeded."""
         self._jobs.add(job.op, job.algorithm or "none", job.state)
         if job.timings is not None:
             spent = job.timings
             seconds = spent.queue_s, spent.compile_s, spent.h2d_s, spent.kernel_s, spent.d2h_s
-            self._phases.observe_each(seconds, [(job.op, phase) for phase in _PHASES], job.trace)
+            self._phases.observe_each(seconds, _series(job.op), job.trace)
         if job.residual is not None:
             self._residuals.observe(job.residual, job.algorithm or "none")
         if job.mismatch is not None:
@@ -256,6 +257,12 @@ class _Gauges(Collector):
         for device, health in sensors:
             family.add_metric([device], len(health.warnings))
         yield family
+
+
+@lru_cache(8)
+def _series(op: str) -> list[tuple[str, str]]:
+    """The series of an operation's phases."""
+    return [(op, phase) for phase in _PHASES]
 
 
 def _of_tier(tier: Tier) -> Iterator[Metric]:

@@ -12,6 +12,7 @@ from gemmserve_service.runtime import clock
 from gemmserve_service.schemas import JobState
 
 if TYPE_CHECKING:
+    from gemmserve_service.jobs.forms.form import Ended
     from gemmserve_service.schemas import JobInfo, Problem, Timings
 
 SAMPLE: Final = 512
@@ -47,7 +48,7 @@ class Recent:
     def job_entered(self, job_id: str, op: str, state: JobState) -> None:
         """Do nothing: a job is of interest here when it ends."""
 
-    def job_ended(self, job: JobInfo | EndedJob, nbytes: int, flops: int) -> None:  # noqa: ARG002
+    def job_ended(self, job: JobInfo | Ended | EndedJob, nbytes: int, flops: int) -> None:  # noqa: ARG002
         """Take its times into the sample, each job with the same chance (Vitter's algorithm R, ACM TOMS 11, 1985); and
         its problem, if it has failed.
         """
@@ -73,7 +74,7 @@ class Recent:
             found = [each for kept in self._failures.values() for each in kept]
         return sorted(found, key=lambda each: each.time, reverse=True)[:_FAILURES]
 
-    def _failed(self, job: JobInfo | EndedJob, problem: Problem) -> None:
+    def _failed(self, job: JobInfo | Ended | EndedJob, problem: Problem) -> None:
         kept = self._failures.setdefault(job.owner, deque(maxlen=_FAILURES))
         self._failures.move_to_end(job.owner)
         if len(self._failures) > _OWNERS:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -231,7 +232,7 @@ async def _ids_answer(outcome: Outcome, count: int, headers: dict[str, str]) -> 
     done = outcome.done
     rest = {
         "result": outcome.arrays or None,
-        "timings": None if done is None else done.timings.model_dump(),
+        "timings": None if done is None else asdict(done.timings),
         "algorithm": None if done is None else done.algorithm,
         "residual": None if done is None else done.residual,
         "elements": None if done is None or done.elements is None else done.elements.model_dump(),

@@ -28,7 +28,9 @@ from gemmserve_service.http.routes.common import (
     server_timing,
     view_of,
 )
+from gemmserve_service.jobs.forms.form import Ended
 from gemmserve_service.jobs.forms.known_forms import MAX_CHARACTERS, elements
+from gemmserve_service.jobs.live_jobs import LiveJob
 from gemmserve_service.jobs.prepare import check_length, check_results
 from gemmserve_service.runtime.yielding import Turns
 from gemmserve_service.schemas import (
@@ -55,7 +57,6 @@ if TYPE_CHECKING:
     from gemmserve_service.jobs.core import Core
     from gemmserve_service.jobs.forms.form import AnyRequest, Asked
     from gemmserve_service.jobs.forms.known_forms import KnownForms
-    from gemmserve_service.jobs.live_jobs import LiveJob
 
 router = APIRouter(tags=["jobs"], default_response_class=Response)
 
@@ -233,23 +234,23 @@ def accept_now(
 
 def waited_for(live: LiveJob, preference: Preference, wait_s: float) -> tuple[int, bytes, bytes]:
     """Return the answer to a job that was waited for so long at most: status, fields as lines, body."""
-    info = live.info
+    info = live.shown
     more = f"location: /v1/jobs/{info.id}\r\npreference-applied: {preference.applied(wait_s)}\r\n"
     return 200 if info.state.final else 202, *_plain(info, more)
 
 
-def seen(job: LiveJob | JobInfo, job_id: str) -> tuple[int, bytes, bytes]:
+def seen(job: LiveJob | JobInfo | Ended, job_id: str) -> tuple[int, bytes, bytes]:
     """Return the answer to who looks at a job that is in memory, likewise. Raises NotFound."""
-    if isinstance(job, JobInfo):
+    if not isinstance(job, LiveJob):
         return 200, *_plain(job)
     if job.refused is not None:
         raise NotFound(f"no job {job_id}")
-    return 200, *_plain(job.info)
+    return 200, *_plain(job.shown)
 
 
-def _plain(info: JobInfo, more: str = "") -> tuple[bytes, bytes]:
+def _plain(info: JobInfo | Ended, more: str = "") -> tuple[bytes, bytes]:
     """Fields of an answer, `more` among them, as lines; and its body, a job."""
-    body = _INFO.dump_json(info)
+    body = info.json().encode() if isinstance(info, Ended) else _INFO.dump_json(info)
     timing = f"server-timing: {server_timing(info.timings)}\r\n" if info.timings else ""
     length = f"content-length: {len(body)}\r\ncontent-type: application/json\r\n"
     return f"cache-control: no-store\r\n{more}{timing}{length}".encode("ascii"), body

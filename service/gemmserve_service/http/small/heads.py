@@ -190,7 +190,7 @@ class KnownHeads:
     """Heads seen last, by their bytes. All of HTTP/1.1, on connections that stay, and not waiting for a word."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[bytes, Head] = OrderedDict()
+        self._known: OrderedDict[tuple[bytes, ...], Head] = OrderedDict()
 
     def find(self, data: bytes) -> tuple[Head, int, Varying] | None:
         """The head that `data` begins with, its bytes, and what is its own; None: it is not known, or not whole."""
@@ -221,34 +221,31 @@ class KnownHeads:
                 self._known.popitem(last=False)
 
 
-def _key(data: bytes) -> tuple[int, bytes, Varying]:
-    """Key of the head that `data` begins with: its length in bytes, the head without the values that are others every
-    time, and those. Whatever they are, a parser makes the same of the rest. The key ends with what was taken out: a
-    header without a value is no header whose value was. The length is 0 where the head is not whole, too long, or
-    begins otherwise.
+def _key(data: bytes) -> tuple[int, tuple[bytes, ...], Varying]:
+    """Key of the head that `data` begins with: its length in bytes, the pieces of the head around the values that are
+    others every time, and those. Whatever they are, a parser makes the same of the rest. The key has the names of what
+    was taken out by themselves: a header without a value is no header whose value was. The length is 0 where the head
+    is not whole, too long, or begins otherwise.
     """
     target = None if data.startswith(_BEGINNING) else _TARGET.match(data)
     end = data.find(_END, 0, _MAX_BYTES) if target is not None or data.startswith(_BEGINNING) else -1
     if end < 0:
-        return 0, b"", _NOTHING
+        return 0, (), _NOTHING
     length = end + len(_END)
-    rest, start = b"", 0
-    repeats, key, item, traceparent = b"", None, "", ""
+    start, item, beginning = 0, "", b""
     if target is not None:
-        rest, start, item = data[: target.start(1)], target.end(1), target[1].decode("ascii")
-    for found in _VARYING.finditer(data, 0, length):
-        rest += data[start : found.start(2)]
-        start = found.end(2)
-        if found[1] == _EXCHANGE_NAME:
-            repeats = found[2]
-        elif found[1] == _TRACEPARENT:
-            traceparent = found[2].decode("ascii")
+        start, item, beginning = target.end(1), target[1].decode("ascii"), data[: target.start(1)]
+    rest = _VARYING.split(data[start:length])  # text, then name, value and text of each
+    repeats, key, traceparent = b"", None, ""
+    for name, value in zip(rest[1::3], rest[2::3], strict=True):
+        if name == _EXCHANGE_NAME:
+            repeats = value
+        elif name == _TRACEPARENT:
+            traceparent = value.decode("ascii")
         else:
-            key = found[2].decode("ascii")
-    taken = (
-        (b"exchange" if repeats else b"") + (b"key" if key is not None else b"") + (b"trace" if traceparent else b"")
-    )
-    return length, rest + data[start:length] + taken, Varying(repeats, key, item, traceparent)
+            key = value.decode("ascii")
+    del rest[2::3]
+    return length, (beginning, *rest), Varying(repeats, key, item, traceparent)
 
 
 @lru_cache(256)

@@ -17,15 +17,15 @@ from gemmserve_service.http.problems import problem_response
 from gemmserve_service.http.protocol.response_writer import field_lines
 from gemmserve_service.http.routes import arrays, jobs
 from gemmserve_service.http.small.base_exchange import Exchange
+from gemmserve_service.jobs.live_jobs import LiveJob
 from gemmserve_service.runtime.tracing.spans import REQUEST
-from gemmserve_service.schemas import JobInfo
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
     from gemmserve_service.http.protocol.connection import Body
-    from gemmserve_service.jobs.forms.form import Asked
-    from gemmserve_service.jobs.live_jobs import LiveJob
+    from gemmserve_service.jobs.forms.form import Asked, Ended
+    from gemmserve_service.schemas import JobInfo
 
 _ACCEPTED: Final = (
     b"cache-control: no-store\r\nlocation: /v1/jobs/%b\r\ncontent-length: %d\r\ncontent-type: application/json\r\n"
@@ -178,19 +178,19 @@ class JobStateExchange(RouteExchange):
             return
         wait_s = min(self.head.timeout_s or 0.0, core.settings.max_wait_s)
         self._taking = True
-        if wait_s > 0 and not isinstance(job, JobInfo):
+        if wait_s > 0 and isinstance(job, LiveJob):
             core.jobs.when_over(job, wait_s, partial(self._told, job))
         else:
             self._told(job)
         self._taking = False
 
-    def _told(self, job: LiveJob | JobInfo) -> None:
+    def _told(self, job: LiveJob | JobInfo | Ended) -> None:
         if self._taking:
             self.protocol.loop.call_soon(self._seen, job)
         else:
             self._seen(job)
 
-    def _seen(self, job: LiveJob | JobInfo) -> None:
+    def _seen(self, job: LiveJob | JobInfo | Ended) -> None:
         """Called when the job is over, or was waited for long enough."""
         try:
             status, head, body = jobs.seen(job, self._varying.item)

@@ -4,13 +4,15 @@ and in answers, is made of a text with places for the ids.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
-from gemmserve_service.schemas import GemmJob, GemmReduceJob, JobInfo, JobState, ProgramJob
+from gemmserve_service.schemas import GemmJob, GemmReduceJob, JobInfo, JobState, ProgramJob, Timings
 from gemmserve_service.store.record import NO_TAGS, Tags
 
 if TYPE_CHECKING:
@@ -35,11 +37,25 @@ _JOB: Final = f"job_{'0' * 26}"
 
 def moment(at: datetime) -> str:
     """A moment in UTC as pydantic writes it."""
-    return f'"{at.isoformat().removesuffix("+00:00")}Z"'
+    return to_json(at).decode()
 
 
 _MARKED: Final = (_JOB, "running", "1234567", "7654321.0", moment(_AT), moment(_AT + timedelta(days=1)))
 """Texts of an answer in whose places others come: id, and what changes when a job begins to run."""
+_ENDED: Final[dict[str, Any]] = {
+    "state": JobState.SUCCEEDED,
+    "attempt": 1234567,
+    "started_at": _AT + timedelta(days=1),
+    "finished_at": _AT + timedelta(days=2),
+    "result": {"d": PLACES[0][:-1] + "3"},
+    "timings": Timings(queue_s=7654321.0),
+    "algorithm": "an algorithm of this form",
+}
+_ENDED_MARKED: Final = (
+    _JOB, "1234567", *(moment(_AT + timedelta(days=days)) for days in range(3)),
+    *(to_json(_ENDED[name]).decode() for name in ("result", "timings", "algorithm")),
+)  # fmt: skip
+"""The same of one that has succeeded."""
 
 
 class Form:
@@ -69,6 +85,8 @@ class Form:
         self._head = _with_places(head, *_MARKED)
         self._tail = tail
         self._brief = _with_places(info.model_copy(update=_MARKS).model_dump_json(exclude={"request"}), *_MARKED)
+        ended, found, self._ended_tail = info.model_copy(update=_ENDED).model_dump_json().partition(text)
+        self._ended_head = _with_places(ended, *_ENDED_MARKED)
         self.known: dict[object, Any] = {}
         """Findings of `prepare` about jobs of this form, by the kinds of their operands."""
 
@@ -112,6 +130,21 @@ class Form:
         )
         return self._brief % shown if text is None else f"{self._head % shown}{text}{self._tail}"
 
+    def answer_ended(self, job: Ended) -> str:
+        """Return `Ended.info` as JSON."""
+        fresh = job.fresh
+        shown = (
+            job.id,
+            job.attempt,
+            moment(fresh.created_at),
+            moment(job.started_at),
+            moment(job.finished_at),
+            job.result_text,
+            job.timings_text,
+            _quoted(job.algorithm),
+        )
+        return f"{self._ended_head % shown}{self.text(fresh.ids)}{self._ended_tail}"
+
 
 class Fresh(NamedTuple):
     """A job that waits and has not changed yet: its `JobInfo` is made when somebody wants to see it."""
@@ -131,6 +164,62 @@ class Fresh(NamedTuple):
     def info(self, changes: Mapping[str, Any] | None = None) -> JobInfo:
         """The job, with other values of some fields."""
         return self.form.info(self, changes or {})
+
+
+@dataclass(slots=True, eq=False)
+class Ended:
+    """A job of a form that has succeeded, with nothing to be said but what is said of each: fields of its `JobInfo`, as
+    record, observers and answers need them. The whole one is made when somebody wants to see it.
+    """
+
+    fresh: Fresh
+    attempt: int
+    started_at: datetime
+    finished_at: datetime
+    result: dict[str, str]
+    timings: Timings
+    algorithm: str
+    id: str = field(init=False)
+    op: Literal["gemm", "gemm_reduce"] = field(init=False)
+    result_text: str = field(init=False)
+    """The result as JSON."""
+    timings_text: str = field(init=False)
+    """The timings likewise."""
+    state: JobState = JobState.SUCCEEDED
+    error: None = None
+    residual: None = None
+    mismatch: None = None
+    elements: None = None
+    steps: None = None
+
+    def __post_init__(self) -> None:
+        self.id, self.op = self.fresh.id, self.fresh.op
+        self.result_text = to_json(self.result).decode()
+        self.timings_text = to_json(self.timings).decode()
+
+    @property
+    def owner(self) -> str:
+        """Whose it is."""
+        return self.fresh.owner
+
+    @property
+    def trace(self) -> str:
+        """Traceparent."""
+        return self.fresh.trace
+
+    def info(self) -> JobInfo:
+        """The job."""
+        names = ("state", "attempt", "started_at", "finished_at", "result", "timings", "algorithm")
+        return self.fresh.info({name: getattr(self, name) for name in names})
+
+    def json(self) -> str:
+        """The job as JSON."""
+        return self.fresh.form.answer_ended(self)
+
+
+def whole(job: JobInfo | Ended) -> JobInfo:
+    """Return the job as anybody may see it."""
+    return job.info() if isinstance(job, Ended) else job
 
 
 class Asked(NamedTuple):
@@ -166,6 +255,12 @@ def record_text(request: GemmJob | GemmReduceJob | ProgramJob) -> str:
     if request.name is None and not request.labels:
         return request.model_dump_json(exclude={"name", "labels"})
     return request.model_dump_json()
+
+
+@lru_cache(64)
+def _quoted(name: str) -> str:
+    """The name as JSON."""
+    return to_json(name).decode()
 
 
 def _with_places(text: str, *values: str) -> str:

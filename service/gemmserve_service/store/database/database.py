@@ -71,6 +71,9 @@ _LOCKED_RETRY_S: Final = 0.01
 _CACHE_KIB: Final = 8192  # of pages; with SQLite's 2,000 a short job's commit read pages again
 _ROWS_AT_ONCE: Final = (64, 8, 1)  # SQLite before 3.32 takes 999 parameters
 _PARAMETER: Final = re.compile(r":(\w+)")
+_NULL: Final = math.nan
+"""Value that SQLite binds as NULL. For each None Python's module looks for an adapter first, which takes longer than to
+bind all else of a row."""
 _NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 log = logging.getLogger(__name__)
@@ -92,8 +95,25 @@ def insert_rows(db: sqlite3.Connection, statement: str, rows: Sequence[Mapping[s
     while (left := len(rows) - done) > 0:
         count = 1 if left == 1 else next(count for count in _ROWS_AT_ONCE if count <= left)
         text, names = _for_rows(statement, count)
-        db.execute(text, [row[name] for row in rows[done : done + count] for name in names])
+        db.execute(text, [bound for row in rows[done : done + count] for bound in _bound(row, names)])
         done += count
+
+
+def change_rows(db: sqlite3.Connection, statement: str, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Run a statement with named parameters for each row; return how many rows of the table it has changed in all."""
+    text, names = _in_order(statement)
+    return db.executemany(text, [_bound(row, names) for row in rows]).rowcount
+
+
+def _bound(row: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
+    """The row's values of those names, as they are bound."""
+    return [_NULL if (value := row[name]) is None else value for name in names]
+
+
+@lru_cache(64)
+def _in_order(statement: str) -> tuple[str, list[str]]:
+    """The statement with placeholders without names, which take longer to find, and the names in their order."""
+    return _PARAMETER.sub("?", statement), _PARAMETER.findall(statement)
 
 
 @lru_cache(64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import string
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import pytest
 from gemmserve_kernels import Operand
 from gemmserve_service import products
 from gemmserve_service.errors import JobCancelled, JobFailed, WorkerCrashed
+from gemmserve_service.executor.port import Worker
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.scheduling import scheduler as scheduler_module
 from gemmserve_service.scheduling.estimates import Estimates
@@ -251,7 +253,17 @@ async def test_workers_drop_an_array_once_nobody_uses_it(scheduler, fake, store,
     await store.delete(info.id)
     assert info.id not in fake.forgotten
     pinned.release()
+    await asyncio.sleep(0)
     assert info.id in fake.forgotten
+
+
+async def test_workers_hear_once_of_all_arrays_that_are_deleted_together(scheduler, fake, store, put, monkeypatch):
+    told = []
+    monkeypatch.setattr(fake, "forget", told.append)
+    ids = [(await put(store, A)).id for _ in range(3)]
+    await store.delete_all(ids)
+    await asyncio.sleep(0)
+    assert [message.arrays for message in told] == [ids]
 
 
 # -- ahead ------------------------------------------------------------------------------------------------------------
@@ -340,6 +352,26 @@ async def lanes(fake, make_scheduler, seconds):
     seconds.update(dict.fromkeys(string.ascii_uppercase, 0.02))
     seconds.update(dict.fromkeys(string.ascii_lowercase, 0.004))
     return await make_scheduler(fake)
+
+
+@pytest.mark.parametrize("kinds", ["eeLee", "LLeL", "eee", "LL", "eLLe", "L"])
+def test_tasks_of_both_kinds_at_one_time_run_beside_each_other(kinds):
+    worker = Worker("cpu", express=True)
+    tasks = [SimpleNamespace(id=str(n), express=kind == "e", beside=False) for n, kind in enumerate(kinds)]
+    met = set()
+    for n, task in enumerate(tasks):
+        if n == 3:
+            assert worker.answers("0") is tasks[0]
+            assert worker.answers("0") is None
+        worker.sent(task)
+        there = [other for other in tasks[: n + 1] if n < 3 or other is not tasks[0]]
+        met |= {one.id for one in there for other in there if one.express != other.express}
+        assert {each.id for each in tasks if each.beside} == met
+        assert worker.mixed == (len({each.express for each in there}) == 2)
+        assert [*worker.other_tasks] == [each for each in there if not each.express]
+    assert worker.lose_tasks() == there
+    assert not worker.tasks
+    assert not worker.express_tasks
 
 
 def names(fake):

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 
-from gemmserve_service.jobs.forms.form import PLACES, Asked, Form, Fresh, moment, plain, record_text, record_texts
-from gemmserve_service.schemas import JobInfo, JobRequest, JobState
+from gemmserve_service.jobs.forms.form import (
+    PLACES,
+    Asked,
+    Ended,
+    Form,
+    Fresh,
+    moment,
+    plain,
+    record_text,
+    record_texts,
+    whole,
+)
+from gemmserve_service.schemas import JobInfo, JobRequest, JobState, Timings
 
 A, B, C = ("arr_01jd2w7m4h8k3n5p6q9r0s1t2v", "arr_01jd2w7n5j9m4p6q7r0s1t2v3w_7", "arr_01jd2w7p6k0n5q7r8s1t2v3w4x")
 READ = TypeAdapter(JobRequest).validate_python
@@ -55,6 +66,20 @@ def test_a_job_is_written_as_without_its_form(fields, microsecond):
         assert json.loads(form.answer(fresh, changes, text)) == running.model_dump(mode="json")
         assert json.loads(form.answer(fresh, changes, None)) == running.model_dump(mode="json", exclude={"request"})
     assert form.answer(fresh, {**changes, "share": 0.5}, text) is None
+    timings = Timings(queue_s=1e-05, kernel_s=1 / 3, d2h_s=2e22)
+    ended = Ended(
+        fresh, 3, created, created + timedelta(seconds=1, microseconds=7), {"d": C}, timings, 'of "planes", %s'
+    )
+    fields = {
+        "state": JobState.SUCCEEDED, "attempt": 3, "started_at": created, "finished_at": ended.finished_at,
+        "result": {"d": C}, "timings": timings, "algorithm": 'of "planes", %s',
+    }  # fmt: skip
+    succeeded = info.model_copy(update=fields)
+    assert whole(ended) == whole(succeeded) == succeeded
+    assert ended.json() == succeeded.model_dump_json()
+    assert ended.timings_text == TypeAdapter(Timings).dump_json(timings).decode()
+    shared = ("id", "op", "owner", "trace", "error", "residual", "mismatch", "elements", "steps", *fields)
+    assert all(getattr(ended, name) == getattr(succeeded, name) for name in shared)
 
 
 def test_jobs_of_a_form_share_nothing_that_changes():

@@ -14,7 +14,7 @@ import pytest
 
 from gemmserve_service.errors import StoreFull
 from gemmserve_service.store.database import database as database_module
-from gemmserve_service.store.database.database import Database, insert_rows, load_sql
+from gemmserve_service.store.database.database import Database, change_rows, insert_rows, load_sql
 from gemmserve_service.store.database.migrations import DatabaseError
 
 INSERT = "INSERT INTO idempotency (owner, key, digest, job_id, created_at) VALUES ('', ?, 'd', 'j', 0)"
@@ -30,6 +30,21 @@ async def test_a_write_that_returned_is_there_for_another_connection(database):
     with sqlite3.connect(database.path) as other:
         assert other.execute(COUNT).fetchone() == (1,)
     assert await database.read(count) == 1
+
+
+@pytest.mark.parametrize("count", [1, 3, 9])
+async def test_rows_are_inserted_and_changed_with_what_is_nothing_as_null(count):
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        db.execute("CREATE TABLE t (id TEXT PRIMARY KEY, a TEXT, b REAL, c BLOB NOT NULL)")
+        rows = [{"id": str(n), "a": None, "b": n / 2, "c": b"c"} for n in range(count)]
+        insert_rows(db, "INSERT INTO t (id, a, b, c) VALUES (:id, :a, :b, :c)", rows)
+        assert db.execute("SELECT * FROM t").fetchall() == [tuple(row.values()) for row in rows]
+        changed = [{"b": None, "a": "x", "id": str(n)} for n in range(count + 1)]
+        assert change_rows(db, "UPDATE t SET a = :a, b = coalesce(:b, b) WHERE id = :id", changed) == count
+        assert change_rows(db, "UPDATE t SET b = :b WHERE id = :id", changed) == count
+        assert db.execute("SELECT DISTINCT a, b, typeof(b) FROM t").fetchall() == [("x", None, "null")]
+        with pytest.raises(sqlite3.IntegrityError):
+            insert_rows(db, "INSERT INTO t (id, c) VALUES (:id, :c)", [{"id": "y", "c": None}])
 
 
 async def test_a_burst_shares_commits_and_a_bad_write_loses_itself_alone(database):
