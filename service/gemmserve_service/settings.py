@@ -278,11 +278,12 @@ class Settings(BaseSettings):
         0.75, ge=0, le=0.95, description="share of a device's memory that may hold copies of arrays, and results"
     )
     write_back_delay_s: float = Field(
-        0.25,
+        0.5,
         ge=0,
         le=60,
-        description="a job's result may stay on its device alone for so long, unless somebody asks for it, and in the "
-        "host arena for so long again, before it is written; deleted until then, it is not written at all",
+        description="a job's result may stay on its device alone for so long, one of 16 MiB and more for half of it, "
+        "unless somebody asks for it, and in the host arena for so long again, before it is written; deleted until "
+        "then, it is not written at all",
     )
 
     executor: Literal["local", "ray"] = Field(

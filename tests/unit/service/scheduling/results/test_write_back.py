@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gemmserve_service.errors import ArrayLost, Draining, JobTimeout, StoreFull
+from gemmserve_service.scheduling.results import write_back
 from gemmserve_service.schemas import GemmReduceJob, JobState
 
 A = np.arange(16.0).reshape(4, 4)
@@ -320,6 +321,14 @@ async def test_what_cannot_be_written_is_computed_again(core, fake, unwritten, a
     assert len(fake.running()) == 1
     fake.done()
     assert await on_record(core, array) == 1
+
+
+@pytest.mark.parametrize(("large", "wait_s"), [(A.nbytes, 30), (A.nbytes + 1, 60)])
+async def test_large_results_wait_half_as_long(core, a, unwritten, monkeypatch, large, wait_s):
+    monkeypatch.setattr(write_back, "_LARGE", large)
+    await unwritten(a, a)
+    (orders,) = core.scheduler.writes._orders.values()
+    assert orders.due - time.monotonic() == pytest.approx(wait_s, abs=5)
 
 
 async def test_a_full_disk_delays_what_is_put_on_record_and_nothing_else(
