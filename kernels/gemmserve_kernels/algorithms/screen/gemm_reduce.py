@@ -368,6 +368,8 @@ class _Rows:
             "MOST": str(MOST),
             "ROWS": str(_BLOCK_ROWS),
             "ACROSS": flag(not _along_k(views[0])),
+            "A_NEXT": flag(views[0].column_stride == 1),
+            "B_NEXT": flag(views[1].column_stride == 1),
         }
         self._launch("screen_rows", defines, matrices * -(-rows // _BLOCK_ROWS), params)
 

@@ -6,7 +6,7 @@
 // A line along k after rounding, scaled: `scale` takes it back. `norm` is no less than its Euclidean norm, before and after
 // rounding, and `residual` no less than that of what rounding took: `norm` 0 where all of it is zero, UNKNOWN where
 // something is not finite, or so large or small that no power of two helps.
-struct LineInfo {
+struct alignas(16) LineInfo {
     double scale;
     float norm, residual;
 };

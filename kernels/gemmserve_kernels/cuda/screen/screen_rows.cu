@@ -11,9 +11,10 @@
 #include "../epilogue/reductions.cuh"
 #include "lines.cuh"
 
-constexpr int THREADS = 256, WARPS = THREADS / 32, BLOCKS = 4, MOST = GEMM_MOST;
+constexpr int THREADS = 256, WARPS = THREADS / 32, MOST = GEMM_MOST;
 constexpr int ROWS = GEMM_ROWS, EACH = ROWS / WARPS;        // rows of a warp
 constexpr int COLUMNS = 1024, LANE = 4, GROUP = 32 * LANE;  // in shared memory; next to each other of a lane, of a warp
+constexpr int AHEAD = 4 / PARTS;  // groups that are fetched together
 constexpr bool ACROSS = GEMM_ACROSS;
 constexpr int STEPS = 256 / PARTS, PITCH = STEPS * PARTS + PARTS;  // of k, of a row in shared memory; numbers of it
 constexpr int TOGETHER = 8 / PARTS;                             // numbers that a lane waits for at once
@@ -59,34 +60,24 @@ struct Least {
 
 using Four = Vector<float, LANE>;
 
-// What columns allow, in the scale of the one whose scale is the largest: an element of a row of norm r, of which rounding
-// took d, is within r `of_norm` + d `of_residual` of its float16 times `scale`, but for the rounding of that.
+// What columns allow, in the scale of the one whose scale is the largest: alpha's sign times an element of a row of norm r,
+// of which rounding took d, is within r `of_norm` + d `of_residual` of its float16 times `scale`, but for the rounding of that.
 struct Columns {
     Four scale[COLUMNS / LANE], of_norm[COLUMNS / LANE], of_residual[COLUMNS / LANE];
 
     // Column `at` of those that are here. Beyond the last column is nothing: NaN is in no comparison's favour.
-    GEMM_DEVICE void set(int at, bool exists, const LineInfo* info, int largest, float accumulated) {
+    GEMM_DEVICE void set(int at, bool exists, const LineInfo& info, int largest, float accumulated, float sign) {
         constexpr float LEAST = 1.9073486e-6f;  // 2^-19: subnormal numbers of float16, a row's norm being 1/2 at least
         constexpr int FAR = 60;
-        float s = 0.0f, r = 0.0f, d = 0.0f;
-        if (!exists) {
-            r = float_of(0x7fffffffu);
-        } else if (info->norm < 0.0f) {
-            r = infinity<float>();
-        } else if (info->norm > 0.0f) {
-            const int below = largest - exponent_of(info->scale);
-            const float factor = power_of_two(below < FAR ? -below : -FAR);
-            if (below < FAR) {
-                s = factor;
-                r = fmaf(accumulated, info->norm, info->residual) * factor + LEAST * factor;
-                d = info->norm * factor;
-            } else {
-                r = info->norm * factor;  // more than any such element is
-            }
-        }
-        scale[at / LANE].at[at % LANE] = s;
-        of_norm[at / LANE].at[at % LANE] = r;
-        of_residual[at / LANE].at[at % LANE] = d;
+        const int below = largest - exponent_of(info.scale);
+        const bool counts = info.norm > 0.0f, near = counts && below < FAR;
+        const float factor = power_of_two(near ? -below : -FAR);
+        // Of a column that is far below the largest: more than any such element is.
+        float r = near ? fmaf(accumulated, info.norm, info.residual) * factor + LEAST * factor : info.norm * factor;
+        if (info.norm < 0.0f) r = infinity<float>();
+        scale[at / LANE].at[at % LANE] = near ? sign * factor : 0.0f;
+        of_norm[at / LANE].at[at % LANE] = exists ? r : float_of(0x7fffffffu);
+        of_residual[at / LANE].at[at % LANE] = near ? info.norm * factor : 0.0f;
     }
     static GEMM_DEVICE int exponent_of(double power) { return static_cast<int>(bits_of(power) >> 52) - 1023; }
 };
@@ -103,46 +94,68 @@ struct Shared {
     int total;
 };
 
+// LANE numbers of a row of the product.
+using Numbers = Vector<unsigned, LANE / 2>;
+GEMM_DEVICE float number(const Numbers& x, int i) {
+    return half_to_float(Half{static_cast<unsigned short>(x.at[i / 2] >> i % 2 * 16)});
+}
+
 // A row of the product.
 struct Row {
     const Half* products;
     float norm, residual;
     bool looked_through;
 
-    GEMM_DEVICE Vector<Half, LANE> part(Long j) const { return *reinterpret_cast<const Vector<Half, LANE>*>(products + j); }
-    GEMM_DEVICE Known known(float re, float im, float sign, float scale, float of_norm, float of_residual) const {
+    GEMM_DEVICE Numbers part(Long j, bool exists) const {
+        return exists && looked_through ? *reinterpret_cast<const Numbers*>(products + j) : Numbers{};
+    }
+    GEMM_DEVICE Known known(float re, float im, float scale, float of_norm, float of_residual) const {
         constexpr float ROUNDING = 6.9053396e-4f;  // 2^-10.5: to float16, and all that is computed here
-        const float value = sign * re * scale;
+        const float value = re * scale;
         float size = fabsf(value);
         if constexpr (COMPLEX) size = sqrtf(fmaf(re, re, im * im)) * scale;
         return {value, size, fmaf(norm, of_norm, fmaf(residual, of_residual, ROUNDING * size))};
     }
 };
 
-// Calls visit(row of the warp, i, what is known of it) for a lane's elements of columns [at, at + LANE) of those in shared
-// memory, which are `first` and those behind it.
-template <class Visit>
-GEMM_DEVICE void look_at(
-    const Columns& columns, const Row (&rows)[EACH], const ScreenParams& params, float sign, Long first, int at, Visit visit) {
-    Vector<Half, LANE> re[EACH]{}, im[EACH]{};
-    if (first + at < params.n) {  // rows are padded
+// Calls visit(row of the warp, column, what is known of it) for a lane's elements of the columns that are in shared memory,
+// which are `first` and those behind it, and after(first column of a group) where all lanes are through with a group.
+template <class Visit, class After>
+GEMM_DEVICE void look_through(
+    const Columns& columns, const Row (&rows)[EACH], const ScreenParams& params, Long first, int lane, Visit visit, After after) {
+    const int here = params.n - first < COLUMNS ? static_cast<int>(params.n - first) : COLUMNS;
+#pragma unroll 1
+    for (int begin = 0; begin < here; begin += AHEAD * GROUP) {
+        Numbers re[AHEAD][EACH], im[COMPLEX ? AHEAD : 1][EACH];
 #pragma unroll
-        for (int e = 0; e < EACH; ++e) {
-            if (!rows[e].looked_through) continue;
-            re[e] = rows[e].part(first + at);
-            if constexpr (COMPLEX) im[e] = rows[e].part(params.pitch + first + at);
+        for (int g = 0; g < AHEAD; ++g) {
+            const int at = begin + g * GROUP + lane * LANE;
+#pragma unroll
+            for (int e = 0; e < EACH; ++e) {  // rows are padded
+                re[g][e] = rows[e].part(first + at, at < here);
+                if constexpr (COMPLEX) im[g][e] = rows[e].part(params.pitch + first + at, at < here);
+            }
+        }
+#pragma unroll
+        for (int g = 0; g < AHEAD; ++g) {
+            const int group = begin + g * GROUP, four = group / LANE + lane;
+            const Four scale = columns.scale[four], of_norm = columns.of_norm[four], of_residual = columns.of_residual[four];
+#pragma unroll
+            for (int e = 0; e < EACH; ++e) {
+#pragma unroll
+                for (int i = 0; i < LANE; ++i) {
+                    const float x = number(re[g][e], i), y = COMPLEX ? number(im[COMPLEX ? g : 0][e], i) : 0.0f;
+                    visit(e, i, rows[e].known(x, y, scale.at[i], of_norm.at[i], of_residual.at[i]));
+                }
+            }
+            after(first + group);
         }
     }
-    const Four scale = columns.scale[at / LANE], of_norm = columns.of_norm[at / LANE];
-    const Four of_residual = columns.of_residual[at / LANE];
-#pragma unroll
-    for (int e = 0; e < EACH; ++e) {
-#pragma unroll
-        for (int i = 0; i < LANE; ++i) {
-            const float x = half_to_float(re[e].at[i]), y = COMPLEX ? half_to_float(im[e].at[i]) : 0.0f;
-            visit(e, i, rows[e].known(x, y, sign, scale.at[i], of_norm.at[i], of_residual.at[i]));
-        }
-    }
+}
+
+// By one load.
+GEMM_DEVICE LineInfo info_at(const LineInfo* lines, Long j) {
+    return __builtin_bit_cast(LineInfo, reinterpret_cast<const Vector<unsigned, 4>*>(lines)[j]);
 }
 
 // Asks for steps [step, step + steps) of k of the block's rows of A.
@@ -167,6 +180,10 @@ GEMM_DEVICE Acc sum_of_warp(Acc sum) {
     return sum;
 }
 
+// Steps from one number along k to the next; often known to be 1.
+GEMM_DEVICE Long step_of_a(const ScreenParams& params) { return GEMM_A_NEXT ? 1 : params.a.column_stride; }
+GEMM_DEVICE Long step_of_b(const ScreenParams& params) { return GEMM_B_NEXT ? 1 : params.b.column_stride; }
+
 // A lane's share of steps of k of an element, of row `row` of the block where rows are in shared memory. `a`, `b`: where the
 // steps begin.
 GEMM_DEVICE Acc share(const Shared& shared, const ScreenParams& params, int row, Long a, Long b, Long steps, int lane) {
@@ -177,24 +194,24 @@ GEMM_DEVICE Acc share(const Shared& shared, const ScreenParams& params, int row,
             const double* const at = shared.rows + row * PITCH + static_cast<int>(i) * PARTS;
             x = make<Acc>(at[0], at[PARTS - 1]);
         } else {
-            x = read(params.a, a + i * params.a.column_stride);
+            x = read(params.a, a + i * step_of_a(params));
         }
         multiply_accumulate(sum, conjugated(x, params.conjugate_a), conjugated(y, params.conjugate_b));
     };
-    if (ACROSS && steps == STEPS) {  // all are on their way before the first is waited for
-        Acc y[STEPS / 32];
+    Long i = lane;
+    for (; i + 32 * (TOGETHER - 1) < steps; i += 32 * TOGETHER) {  // all are on their way before the first is waited for
+        Acc y[TOGETHER];
 #pragma unroll
-        for (int s = 0; s < STEPS / 32; ++s) y[s] = read(params.b, b + (lane + 32 * s) * params.b.column_stride);
+        for (int s = 0; s < TOGETHER; ++s) y[s] = read(params.b, b + (i + 32 * s) * step_of_b(params));
 #pragma unroll
-        for (int s = 0; s < STEPS / 32; ++s) take(lane + 32 * s, y[s]);
-    } else {
-#pragma unroll TOGETHER
-        for (Long i = lane; i < steps; i += 32) take(i, read(params.b, b + i * params.b.column_stride));
+        for (int s = 0; s < TOGETHER; ++s) take(i + 32 * s, y[s]);
     }
+#pragma unroll 1
+    for (; i < steps; i += 32) take(i, read(params.b, b + i * step_of_b(params)));
     return sum;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) screen_rows(const ScreenParams params) {
+extern "C" __global__ void __launch_bounds__(THREADS, COMPLEX ? 3 : 4) screen_rows(const ScreenParams params) {
     __shared__ Shared shared;
     const int warp = warp_number(), lane = static_cast<int>(threadIdx.x) % 32, thread = static_cast<int>(threadIdx.x);
     const Quotient where = divide(static_cast<Long>(blockIdx.x), (params.rows + ROWS - 1) / ROWS);
@@ -202,7 +219,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) screen_rows(const 
     const int rows = params.rows - first_row < ROWS ? static_cast<int>(params.rows - first_row) : ROWS;
     const Long a = batch_offset(params.first + matrix, params.batch_shape, params.a.batch_stride) +
                    (params.first_row + first_row) * params.a.row_stride;
-    const Long b = batch_offset(params.first + matrix, params.batch_shape, params.b.batch_stride);
     const auto bring = [&](Long step) {
         const int steps = params.k - step < STEPS ? static_cast<int>(params.k - step) : STEPS;
         bring_rows(shared, params, a + step * params.a.column_stride, rows, steps);
@@ -214,13 +230,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) screen_rows(const 
 
     const LineInfo* const columns = params.of_columns + matrix * params.columns_step;
     const LineInfo* const of_rows = params.of_rows + matrix * params.rows_step + first_row;
-    const float sign = params.alpha[0] < 0 ? -1.0f : 1.0f;
     Row mine[EACH];
     int count[EACH], zero[EACH];
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
         const int row = warp * EACH + e;
-        const LineInfo info = row < rows ? of_rows[row] : LineInfo{1.0, 0.0f, 0.0f};
+        const LineInfo info = row < rows ? info_at(of_rows, row) : LineInfo{1.0, 0.0f, 0.0f};
         mine[e].products = params.products + (matrix * params.products_step + first_row + row) * PARTS * params.pitch;
         mine[e].norm = info.norm;
         mine[e].residual = info.residual;
@@ -230,11 +245,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) screen_rows(const 
     }
     // The largest scale of a column.
     int largest = -(1 << 20);
+#pragma unroll 4
     for (Long j = thread; j < params.n; j += THREADS) {
-        if (columns[j].norm > 0.0f) {
-            const int exponent = Columns::exponent_of(columns[j].scale);
-            largest = exponent > largest ? exponent : largest;
-        }
+        const LineInfo info = info_at(columns, j);
+        const int exponent = Columns::exponent_of(info.scale);
+        if (info.norm > 0.0f && exponent > largest) largest = exponent;
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
@@ -247,54 +262,57 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) screen_rows(const 
 #pragma unroll
     for (int w = 0; w < WARPS; ++w) largest = shared.largest[w] > largest ? shared.largest[w] : largest;
     const auto set_columns = [&](Long first) {
-        __syncthreads();
-        for (int c = thread; c < COLUMNS; c += THREADS) {
-            const Long j = first + c;
-            shared.columns.set(c, j < params.n, columns + j, largest, params.accumulated);
+        if (first > 0 || params.n > COLUMNS) __syncthreads();
+        const float sign = COMPLEX || params.alpha[0] >= 0 ? 1.0f : -1.0f;
+        LineInfo info[COLUMNS / THREADS];
+#pragma unroll
+        for (int i = 0; i < COLUMNS / THREADS; ++i) {
+            const Long j = first + i * THREADS + thread;
+            info[i] = info_at(columns, j < params.n ? j : params.n - 1);
+        }
+#pragma unroll
+        for (int i = 0; i < COLUMNS / THREADS; ++i) {
+            const int c = i * THREADS + thread;
+            shared.columns.set(c, first + c < params.n, info[i], largest, params.accumulated, sign);
         }
         __syncthreads();
     };
-    const auto here = [&](Long first) { return params.n - first < COLUMNS ? static_cast<int>(params.n - first) : COLUMNS; };
 
     Least least[EACH];
 #pragma unroll
     for (int e = 0; e < EACH; ++e) least[e] = {-infinity<float>(), -infinity<float>(), -infinity<float>()};
     for (Long first = 0; first < params.n; first += COLUMNS) {
         set_columns(first);
-#pragma unroll 2
-        for (int group = 0; group < here(first); group += GROUP) {
-            look_at(shared.columns, mine, params, sign, first, group + lane * LANE, [&](int e, int, const Known& x) {
-                least[e].take(x);
-            });
-        }
+        const auto take = [&](int e, int, const Known& x) { least[e].take(x); };
+        look_through(shared.columns, mine, params, first, lane, take, [](Long) {});
     }
 #pragma unroll
     for (int e = 0; e < EACH; ++e) least[e].of_warp();
 
-    for (Long first = 0; first < params.n; first += COLUMNS) {
-        if (params.n > COLUMNS) set_columns(first);
-        for (int group = 0; group < here(first); group += GROUP) {
-            unsigned may[EACH]{};
-            look_at(shared.columns, mine, params, sign, first, group + lane * LANE, [&](int e, int i, const Known& x) {
-                if (mine[e].looked_through && least[e].may_reach(x)) may[e] |= 1u << i;
-            });
+    unsigned may[EACH]{};
+    const auto take = [&](int e, int i, const Known& x) {
+        if (least[e].may_reach(x)) may[e] |= 1u << i;
+    };
+    const auto after = [&](Long group) {
 #pragma unroll
-            for (int e = 0; e < EACH; ++e) {
-                unsigned lanes = __ballot_sync(0xffffffffu, may[e] != 0);
-                while (lanes != 0 && count[e] <= MOST) {
-                    const int from = __ffs(static_cast<int>(lanes)) - 1;
-                    lanes &= lanes - 1;
-                    const unsigned those = __shfl_sync(0xffffffffu, may[e], from);
-#pragma unroll
-                    for (int i = 0; i < LANE; ++i) {
-                        if ((those >> i & 1u) == 0) continue;
-                        const int j = static_cast<int>(first) + group + from * LANE + i;
-                        if (count[e] < MOST && lane == 0) shared.found[(warp * EACH + e) * MOST + count[e]] = j;
-                        ++count[e];
-                    }
+        for (int e = 0; e < EACH; ++e) {
+            unsigned lanes = __ballot_sync(0xffffffffu, may[e] != 0);
+            while (lanes != 0 && count[e] <= MOST && mine[e].looked_through) {
+                const int from = __ffs(static_cast<int>(lanes)) - 1;
+                lanes &= lanes - 1;
+                unsigned those = __shfl_sync(0xffffffffu, may[e], from);
+                for (; those != 0; those &= those - 1) {
+                    const int j = static_cast<int>(group) + from * LANE + __ffs(static_cast<int>(those)) - 1;
+                    if (count[e] < MOST && lane == 0) shared.found[(warp * EACH + e) * MOST + count[e]] = j;
+                    ++count[e];
                 }
             }
+            may[e] = 0;
         }
+    };
+    for (Long first = 0; first < params.n; first += COLUMNS) {
+        if (params.n > COLUMNS) set_columns(first);
+        look_through(shared.columns, mine, params, first, lane, take, after);
     }
     // Rows of zeros: all elements are zero but those of columns that are not finite.
 #pragma unroll
@@ -334,6 +352,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) screen_rows(const 
     __syncthreads();
 
     // The elements: of all rows together, a warp each.
+    const Long b = batch_offset(params.first + matrix, params.batch_shape, params.b.batch_stride);
     const int total = shared.total;
     const Long each = ACROSS ? STEPS : params.k;
     for (Long step = 0; step < params.k && total > 0; step += each) {
