@@ -389,12 +389,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, COMPLEX ? 3 : 4) screen_ro
             }
         }
         if (thread >= rows) return;
-        auto local = Each::start();
-        const auto take = [&](Acc x, int j) { Each::fold(local, apply<GEMM_PRE_OP>(x), j); };
-        const auto scaled = [&](Acc x) { return scale(x, params.alpha[0], params.alpha[1]); };
         const int made = shared.count[thread];
-        if (made >= 0 && shared.zero[thread] >= 0) take(scaled(Acc{}), shared.zero[thread]);
-        for (int c = 0; c < made; ++c) take(scaled(shared.values[thread * MOST + c]), shared.found[thread * MOST + c]);
+        const auto scaled = [&](Acc x) { return apply<GEMM_PRE_OP>(scale(x, params.alpha[0], params.alpha[1])); };
+        const auto local = fold_elements<Each>([&](auto fold) {
+            if (made >= 0 && shared.zero[thread] >= 0) fold(scaled(Acc{}), shared.zero[thread]);
+            for (int c = 0; c < made; ++c) fold(scaled(shared.values[thread * MOST + c]), shared.found[thread * MOST + c]);
+        });
         const auto found = Each::lift(local, first_index);
         const Long output = first_output + thread;
         if (folds) {
