@@ -68,11 +68,11 @@ struct Columns {
     // Column `at` of those that are here. Beyond the last column is nothing: NaN is in no comparison's favour.
     GEMM_DEVICE void set(int at, bool exists, const LineInfo& info, int largest, float accumulated, float sign) {
         constexpr float LEAST = 1.9073486e-6f;  // 2^-19: subnormal numbers of float16, a row's norm being 1/2 at least
-        constexpr int FAR = 60;
+        constexpr int FAR = 100;                // what is left of a float's range is room for bounds
         const int below = largest - exponent_of(info.scale);
         const bool counts = info.norm > 0.0f, near = counts && below < FAR;
         const float factor = power_of_two(near ? -below : -FAR);
-        // Of a column that is far below the largest: more than any such element is.
+        // Of a column that is further below the largest no more is known than how large its elements are at most.
         float r = near ? fmaf(accumulated, info.norm, info.residual) * factor + LEAST * factor : info.norm * factor;
         if (info.norm < 0.0f) r = infinity<float>();
         scale[at / LANE].at[at % LANE] = near ? sign * factor : 0.0f;
