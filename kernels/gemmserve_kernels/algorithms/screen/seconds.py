@@ -15,17 +15,16 @@ if TYPE_CHECKING:
 
 _CANDIDATES: Final = 1.5
 """Elements of a row that are made in double: 1.1 to 1.3 of normal data, 1.5 of numbers of one sign (k = 512)."""
-_SECTOR: Final = 32
-"""Bytes that an element of a column takes where columns do not lie together."""
-_LINES_RATE: Final = 1.3e12
-"""Bytes a second of operands read and rounded lines written. These four are a fit to twelve products on an H100, of
-both dtypes and k from 256 to 4096, which it meets within 17 % (23 % where a product takes 60 us)."""
-_SCORES_RATE: Final = 1.2e12
+_LINES_RATE: Final = 3e12
+"""Bytes a second of operands read and rounded lines written."""
+_SCORES_RATE: Final = 2.5e12
 """Bytes a second of the float16 product, which is looked through."""
-_MADE_RATE: Final = 6.5e12
-"""Bytes a second of what elements in double are made of; half of it comes from the second-level cache."""
-_STEP_S: Final = (6e-8, 3.5e-8)
-"""Seconds of a step of k, and more for each real part: an element is made by one warp, which waits for its loads."""
+_MADE_RATE: Final = 5e12
+"""Bytes a second of what elements in double are made of: each row once, and a column for each."""
+_STEP_S: Final = 1e-8
+"""Seconds of a step of k: elements are made by one warp each, which waits for its loads."""
+_LAUNCHES_S: Final = 1.5e-5
+"""Seconds of launches, and of the full product and its results where no row asks for them."""
 _DOUBT: Final = 1.1
 """Factor for what the fit misses."""
 
@@ -39,7 +38,7 @@ def screen_seconds(problem: GemmReduceProblem, spec: DeviceSpec, product: Callab
     itemsize = ITEMSIZE[problem.dtype.name]
     lines = batch * k * (itemsize * (rows + extent) + 2 * parts * (parts * rows + extent))
     scores = 2 * parts * batch * rows * extent
-    made = _CANDIDATES * batch * rows * k * (itemsize + _SECTOR)
+    made = (1 + _CANDIDATES) * batch * rows * k * itemsize
     seconds = (lines / _LINES_RATE + scores / _SCORES_RATE + made / _MADE_RATE) / scale
-    seconds += k * (_STEP_S[0] + parts * _STEP_S[1])
+    seconds += k * _STEP_S + _LAUNCHES_S
     return _DOUBT * (seconds + product((batch, parts * rows, extent, parts * k)))
