@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gemmserve_kernels.algorithms.dmma.tile import DmmaTile
+    from gemmserve_kernels.algorithms.wgmma.tile import WgmmaTile
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_kernels.problem.problem import GemmReduceProblem
@@ -50,8 +51,15 @@ _STEP: Final = 8
 _ROWS: Final = 256
 """Rows of a panel are a multiple of this, where it has not all."""
 _THREADS: Final = 256
-_BLOCK_ROWS: Final = 16
-"""Rows of a block of screen_rows."""
+_BLOCK_ROWS: Final = (16, 8)
+"""Rows of a block of screen_rows: the first of float64 where such blocks fill the device (H200: complex128 takes a twelfth
+less time with the second, float64 the same)."""
+_FILLING: Final = 3
+"""Such blocks for each multiprocessor, of four that fit on it, with which the device counts as filled."""
+_FEW_STEPS: Final = 1024
+"""Numbers along k up to which a product in float16 is soon made, and tiles of `_TILE` squared are faster than larger ones,
+which fewer multiprocessors work on at its end (H200: a tenth less of the whole at 512 and at 1024)."""
+_TILE: Final = 128
 _LINES: Final = (16, 8)
 """Lines of a block of screen_round: the first where they fit whole."""
 _LINE_STEPS: Final = 32
@@ -178,6 +186,21 @@ class Sizes:
                 yield first, min(count, matrices - first), row, min(rows, self.rows - row)
 
 
+def rows_of_block(problem: GemmReduceProblem, rows: int, spec: DeviceSpec) -> int:
+    """Return the rows of a block of screen_rows, which has `rows` of all matrices of a launch."""
+    many, few = _BLOCK_ROWS
+    return many if problem.dtype.kind != "c" and rows >= many * _FILLING * spec.sm_count else few
+
+
+def product_tile(product: GemmProblem, spec: DeviceSpec) -> WgmmaTile:
+    """Return the tile of the product in float16: that of any other such product, but no large one where k is short."""
+    config = GemmConfig(promote=promotion(product.k))
+    tile = direct.resolve(config, product, spec)
+    if product.k <= _FEW_STEPS and tile.block_m * tile.block_n > _TILE**2:
+        return direct.resolve(replace(config, block_m=_TILE, block_n=_TILE), product, spec)
+    return tile
+
+
 @lru_cache(maxsize=1024)
 def _product(problem: GemmReduceProblem, rows: int, matrices: tuple[int, int]) -> GemmProblem:
     """The product in float16 of a panel, of so many matrices of A and of B: 1 where all are the same."""
@@ -284,8 +307,7 @@ class _Rows:
             columns = first, right
             product = _product(self.problem, rows, (left.matrices, right.matrices))
             out = launcher.empty(product.result_shape, _HALF)
-            config = GemmConfig(promote=promotion(sizes.pitch))
-            direct.run_gemm(launcher, product, config, left.data, right.data, None, out)
+            direct.run_gemm(launcher, product, product_tile(product, launcher.spec), left.data, right.data, None, out)
             self._find(first_batch, batch_shape, views, bases, panel, left, right, out)
 
     def _lines(
@@ -342,6 +364,7 @@ class _Rows:
     ) -> None:  # fmt: skip
         sizes, launcher, problem = Sizes.of(self.problem), self.launcher, self.problem
         first, matrices, row, rows = panel
+        block_rows = rows_of_block(problem, matrices * rows, launcher.spec)
         params = ScreenParams(
             a=views[0].params(), b=views[1].params(), first=first, first_row=row, rows=rows, m=sizes.rows,
             n=sizes.extent, k=problem.k, products=launcher.pointer(products), pitch=sizes.padded,
@@ -366,12 +389,13 @@ class _Rows:
             "REDUCTIONS": epilogue["REDUCTIONS"],
             "PRE_OP": epilogue["PRE_OP"],
             "MOST": str(MOST),
-            "ROWS": str(_BLOCK_ROWS),
+            "ROWS": str(block_rows),
             "ACROSS": flag(not _along_k(views[0])),
             "A_NEXT": flag(views[0].column_stride == 1),
             "B_NEXT": flag(views[1].column_stride == 1),
         }
-        self._launch("screen_rows", defines, matrices * -(-rows // _BLOCK_ROWS), params)
+        # Not started early: beside the product its blocks take the room and the bandwidth that the product's end needs.
+        self._launch("screen_rows", defines, matrices * -(-rows // block_rows), params, early=False)
 
     def _defines(self, view: MatrixView) -> dict[str, str]:
         complex_ = self.problem.dtype.kind == "c"
@@ -382,8 +406,11 @@ class _Rows:
         }
 
     def _launch(
-        self, name: str, defines: dict[str, str], blocks: int, params: ctypes.Structure, shared: int = 0
-    ) -> None:
-        """Launches a kernel that waits itself for the one ahead of it (cuda/common/dependent.cuh)."""
+        self, name: str, defines: dict[str, str], blocks: int, params: ctypes.Structure, shared: int = 0,
+        *, early: bool = True,
+    ) -> None:  # fmt: skip
+        """Launches a kernel, `early`: before the one ahead of it, for which it waits itself (cuda/common/dependent.cuh),
+        has ended.
+        """
         source = KernelSource(name, tuple(defines.items()))
-        self.launcher.launch(source, name, grid=blocks, block=_THREADS, shared=shared, params=params, dependent=True)
+        self.launcher.launch(source, name, grid=blocks, block=_THREADS, shared=shared, params=params, dependent=early)

@@ -22,7 +22,7 @@ from gemmserve_kernels.problem.arrays import ArrayKey
 from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.errors import ConfigInfeasible
 from gemmserve_kernels.problem.operand import Operand
-from gemmserve_kernels.problem.problem import GemmReduceProblem
+from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 
 AXES = pytest.mark.parametrize("axis", [["m"], ["n"], ["m", "batch"], ["n", "batch"]], ids=",".join)
 NAMES = {"float64": ("max", "min", "absmax", "argmax", "argmin"), "complex128": ("absmax", "argmax")}
@@ -282,8 +282,8 @@ def test_what_is_recorded_does_the_same():
             x[...] = 0
 
 
-def test_five_launches_of_which_each_may_start_early():
-    """And nothing is cleared between."""
+def test_five_launches_of_which_those_beside_which_there_is_room_may_start_early():
+    """Not the one that looks through the product: it would take room from the product's end. Nothing is cleared between."""
     config = GemmConfig(algorithm="screen")
     problem = GemmReduceProblem.build(
         *(Operand.contiguous((8, 1024, 1024), "float64") for _ in range(2)), reduce="max", axis="m", config=config
@@ -294,7 +294,38 @@ def test_five_launches_of_which_each_may_start_early():
     assert [step.entry for step in program.steps] == [
         "screen_round", "wgmma_gemm", "screen_rows", "dmma_reduce", "gemm_reduce_finish",
     ]  # fmt: skip
-    assert [step.dependent for step in program.steps] == [False, True, True, True, True]
+    assert [step.dependent for step in program.steps] == [False, True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "batch", "m", "expected"),
+    [("float64", 8, 1024, 16), ("float64", 1, 4096, 8), ("float64", 1, 64, 8), ("complex128", 8, 1024, 8)],
+)
+def test_few_rows_are_spread_over_the_device(dtype, batch, m, expected):
+    problem = extremes(dtype, batch, m, 1024, 512)
+    assert screen.rows_of_block(problem, batch * m, KNOWN["H200"]) == expected
+
+
+def extremes(dtype, batch, m, n, k):
+    a, b = Operand.contiguous((batch, m, k), dtype), Operand.contiguous((batch, k, n), dtype)
+    return GemmReduceProblem.build(a, b, reduce="absmax", axis="n")
+
+
+@pytest.mark.parametrize(
+    ("batch", "m", "n", "k", "expected"),
+    [
+        (8, 1024, 1024, 512, (128, 128)),
+        (8, 2048, 1024, 1024, (128, 128)),
+        (3, 901, 704, 80, (128, 128)),
+        (1, 1024, 1024, 512, (128, 64)),  # no larger than others would have it
+        (8, 1024, 1024, 1032, (128, 256)),
+        (1, 4096, 4096, 4096, (128, 256)),
+    ],
+)
+def test_products_with_a_short_k_have_no_large_tiles(batch, m, n, k, expected):
+    a, b = Operand.contiguous((batch, m, k), "float16"), Operand.contiguous((batch, n, k), "float16")
+    tile = screen.product_tile(GemmProblem.build(a, b, trans_b="T"), KNOWN["H200"])
+    assert (tile.block_m, tile.block_n) == expected
 
 
 @pytest.mark.parametrize("parts", [1, 2])
