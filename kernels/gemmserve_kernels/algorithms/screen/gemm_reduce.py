@@ -52,13 +52,15 @@ _ROWS: Final = 256
 """Rows of a panel are a multiple of this, where it has not all."""
 _THREADS: Final = 256
 _BLOCK_ROWS: Final = (16, 8)
-"""Rows of a block of screen_rows: the first of float64 where such blocks fill the device (H200: complex128 takes a twelfth
-less time with the second, float64 the same)."""
+"""Rows of a block of screen_rows: the first of float64 where such blocks fill the device (an H200 took a twelfth less
+for complex128 with the second, for float64 the same).
+"""
 _FILLING: Final = 3
 """Such blocks for each multiprocessor, of four that fit on it, with which the device counts as filled."""
 _FEW_STEPS: Final = 1024
-"""Numbers along k up to which a product in float16 is soon made, and tiles of `_TILE` squared are faster than larger ones,
-which fewer multiprocessors work on at its end (H200: a tenth less of the whole at 512 and at 1024)."""
+"""Numbers along k up to which beginnings and ends of tiles are much of the product in float16: smaller ones leave fewer
+multiprocessors without work then (an H200 took a tenth less for all of it, at 512 and at 1024).
+"""
 _TILE: Final = 128
 _LINES: Final = (16, 8)
 """Lines of a block of screen_round: the first where they fit whole."""
@@ -409,8 +411,8 @@ class _Rows:
         self, name: str, defines: dict[str, str], blocks: int, params: ctypes.Structure, shared: int = 0,
         *, early: bool = True,
     ) -> None:  # fmt: skip
-        """Launches a kernel, `early`: before the one ahead of it, for which it waits itself (cuda/common/dependent.cuh),
-        has ended.
+        """Launches a kernel, `early`: before the end of the one ahead of it, for which it waits itself
+        (cuda/common/dependent.cuh).
         """
         source = KernelSource(name, tuple(defines.items()))
         self.launcher.launch(source, name, grid=blocks, block=_THREADS, shared=shared, params=params, dependent=early)

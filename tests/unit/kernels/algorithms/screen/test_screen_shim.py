@@ -283,7 +283,7 @@ def test_what_is_recorded_does_the_same():
 
 
 def test_five_launches_of_which_those_beside_which_there_is_room_may_start_early():
-    """Not the one that looks through the product: it would take room from the product's end. Nothing is cleared between."""
+    """Not the one that looks through the product, which would take room from the product's end. Nothing is cleared."""
     config = GemmConfig(algorithm="screen")
     problem = GemmReduceProblem.build(
         *(Operand.contiguous((8, 1024, 1024), "float64") for _ in range(2)), reduce="max", axis="m", config=config
