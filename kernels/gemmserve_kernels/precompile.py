@@ -96,6 +96,12 @@ def cases() -> Iterator[Case]:
             op="gemm_reduce", m=n, n=n, k=n, dtype=dtype, reduce=(reduce,), axis=(axis,), trans_a=trans_a,
             trans_b=trans_b,
         )  # fmt: skip
+    # Lines that are shorter than those of the classes.
+    for dtype, axis, (trans_a, trans_b) in product(("float64", "complex128"), "mn", _TRANS[:3]):
+        yield Case(
+            op="gemm_reduce", m=4096, n=4096, k=256, dtype=dtype, reduce=("absmax",), axis=(axis,), trans_a=trans_a,
+            trans_b=trans_b,
+        )  # fmt: skip
     for n, (dtype, mode), reduce in product(_CLASSES, named, _LIKELY_REDUCTIONS):
         yield Case(op="gemm_reduce", m=n, n=n, k=n, dtype=dtype, compute=mode, reduce=(reduce,))
     for n, dtype, (trans_a, trans_b) in product(_CLASSES, _DTYPES, _TRANS[:3]):

@@ -48,6 +48,15 @@ def test_operations_and_lengths(rng, trans, k):
     check(a, b, ["absmax", "argmax"], axis="n", trans_a=trans[0], trans_b=trans[1])
 
 
+@pytest.mark.parametrize("axis", ["m", "n"])
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_more_columns_and_longer_lines_than_shared_memory_has(rng, dtype, axis):
+    a, b = array(rng, (40, 2100), dtype), array(rng, (2100, 2300), dtype)
+    a, b = (a, b) if axis == "n" else (b.T, a.T)
+    check(a, b, ["absmax", "argmax"], axis=axis)
+    check(a.copy(), b.copy(), ["absmax", "argmax"], axis=axis)
+
+
 @pytest.mark.parametrize("kind", ["spiky", "scaled", "ties", "zeros", "not finite"])
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 def test_kinds_of_data(rng, dtype, kind):

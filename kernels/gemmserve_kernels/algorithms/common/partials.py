@@ -78,8 +78,8 @@ def sum_dtype(problem: GemmReduceProblem) -> np.dtype[Any]:
     return real_dtype(summed) if problem.value_dtype.kind == "f" else summed
 
 
-def combine_source(problem: GemmReduceProblem) -> KernelSource:
-    """The kernels that combine the partials of `problem`."""
+def combine_source(problem: GemmReduceProblem, some: bool = False) -> KernelSource:
+    """The kernels that combine the partials of `problem`, or of some of its outputs, which the device knows."""
     summed = sum_dtype(problem)
     defines = {
         "REDUCTIONS": epilogue_defines(problem)["REDUCTIONS"],
@@ -88,6 +88,8 @@ def combine_source(problem: GemmReduceProblem) -> KernelSource:
         "TYPE_SUMSQ": TYPES[real_dtype(summed).name],
         "TYPE_REAL": TYPES[real_dtype(problem.accumulate if problem.partial else problem.dtype).name],
     }
+    if some:
+        defines["SCREENED"] = "1"
     return KernelSource("combine", tuple(defines.items()))
 
 
@@ -142,12 +144,27 @@ class Partials:
 
 def combine(launcher: Launcher, problem: GemmReduceProblem, partials: Partials, results: dict[str, Any]) -> None:
     """Folds the partials by groups, level by level, and writes the results, arrays of any strides."""
-    source, outputs = combine_source(problem), outputs_of(problem)
+    with targets(launcher, problem, results) as pointers:
+        fold(launcher, problem, partials, pointers)
+
+
+def fold(
+    launcher: Launcher,
+    problem: GemmReduceProblem,
+    partials: Partials,
+    pointers: dict[str, int],
+    failing: tuple[int, int] | None = None,
+) -> None:
+    """The same into arrays of `targets`. `failing`: addresses of words, one for each output, written only where
+    its word is not 0, and of one that is 0 where all are.
+    """
+    source, outputs = combine_source(problem, failing is not None), outputs_of(problem)
     params = CombineParams(outputs=outputs, group=_GROUP, count=problem.extent)
+    params.failing, params.failing_any = failing or (0, 0)
 
     def launch(entry: str, threads: int) -> None:
         grid = -(-threads // _BLOCK)
-        launcher.launch(source, entry, grid=grid, block=_BLOCK, shared=0, params=params)
+        launcher.launch(source, entry, grid=grid, block=_BLOCK, shared=0, params=params, dependent=True)
 
     while partials.length > _GROUP:
         groups, sums_groups = -(-partials.length // _GROUP), -(-partials.sums_length // _GROUP)
@@ -158,10 +175,9 @@ def combine(launcher: Launcher, problem: GemmReduceProblem, partials: Partials, 
         partials = folded
     params.in_ = partials.params(launcher)
     params.length, params.sums_length = partials.length, partials.sums_length
-    with targets(launcher, problem, results) as pointers:
-        for name, pointer in pointers.items():
-            params.result[len(PARTIAL_KINDS) if name == "mean" else PARTIAL_KINDS.index(name)] = pointer
-        launch("gemm_reduce_finish", outputs)
+    for name, pointer in pointers.items():
+        params.result[len(PARTIAL_KINDS) if name == "mean" else PARTIAL_KINDS.index(name)] = pointer
+    launch("gemm_reduce_finish", outputs)
 
 
 def added_up(launcher: Launcher, problem: GemmReduceProblem, values: Any, parts: int) -> Any:

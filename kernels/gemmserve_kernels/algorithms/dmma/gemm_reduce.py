@@ -72,6 +72,7 @@ class ReducePlan:
     pieces: tuple[tuple[Kernel, DmmaReduceParams, int], ...]
     swapped: bool
     length: int
+    screened: bool
 
     def launch(
         self,
@@ -81,21 +82,23 @@ class ReducePlan:
         *,
         partials: Partials | None = None,
         first_matrix: int = 0,
-        failing: tuple[int, int] = (0, 0),
+        failing: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
         """See matrix_units.MatrixUnitPlan; there are no exponents, and always partials. `failing`: addresses of what
-        says which rows of tiles are made, and which rows leave partials, where the plan is `screened`.
+        says which rows of tiles are made, which rows leave partials, and whether any does; of a `screened` plan.
         """
         del exponents
         assert partials is not None
         for kernel, piece, tiles in self.pieces:
             params = DmmaReduceParams.from_buffer_copy(piece)
-            params.failing, params.failing_rows = failing
+            params.failing, params.failing_rows, params.failing_any = failing
             place_all(params.gemm, bases)
             partials.place(launcher, params.reduce, first_matrix)
             for first in range(0, tiles, MAX_TILES):
                 params.gemm.first_tile, params.tiles = first, min(tiles - first, MAX_TILES)
-                kernel.launch(launcher, "dmma_reduce", params, params.tiles, (bases[0], bases[1]))
+                kernel.launch(
+                    launcher, "dmma_reduce", params, params.tiles, (bases[0], bases[1]), dependent=self.screened
+                )
 
 
 @lru_cache(maxsize=1024)
@@ -128,4 +131,5 @@ def plan_reduction(
         params.reduce.first_batch, params.reduce.reduce_batch = first_matrix, problem.over_batch
         pieces.append((kernel, params, gemm.tiles_m * gemm.tiles_n * math.prod(inner)))
     parts = -(-operands.n // tile.block_n) * (tile.block_n // tile.warp_n)
-    return ReducePlan(tuple(pieces), problem.over_rows, parts * (problem.batch if problem.over_batch else 1))
+    length = parts * (problem.batch if problem.over_batch else 1)
+    return ReducePlan(tuple(pieces), problem.over_rows, length, screened)

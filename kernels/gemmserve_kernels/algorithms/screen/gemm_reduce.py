@@ -1,6 +1,6 @@
 """Extremes of the rows or columns of products of float64 and complex128, of which few elements are made in double.
 
-    round    lines of both operands, scaled, to float16, and what that takes from each (`bound`)
+    round    lines of both operands in one launch, scaled, to float16, and what that takes from each (`bound`)
     product  of float16 on tensor cores (`wgmma.direct`), ten times as fast as double precision there
     rows     which elements of a row may be its extreme; those in double precision
     dmma     the full product of rows of tiles in which a row has too many such (`bound.MOST`), or what is not finite
@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from gemmserve_kernels.algorithms.common.operands import TYPES, Operands, flag
-from gemmserve_kernels.algorithms.common.partials import Partials, combine, epilogue_defines, outputs_of
+from gemmserve_kernels.algorithms.common.partials import Partials, epilogue_defines, fold, outputs_of, targets
 from gemmserve_kernels.algorithms.dmma import gemm_reduce as dmma
 from gemmserve_kernels.algorithms.screen.bound import MAX_K, MOST, accumulated, exponent, promotion
 from gemmserve_kernels.algorithms.wgmma.direct import gemm as direct
@@ -33,11 +33,13 @@ from gemmserve_kernels.device.structures import device_struct
 from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.operand import Operand
 from gemmserve_kernels.problem.problem import GemmProblem
+from gemmserve_kernels.problem.vocabulary import PARTIAL_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gemmserve_kernels.algorithms.dmma.tile import DmmaTile
+    from gemmserve_kernels.algorithms.wgmma.tile import WgmmaTile
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_kernels.problem.problem import GemmReduceProblem
@@ -48,16 +50,35 @@ _STEP: Final = 8
 """Numbers that lines and rows of the product are padded to: what the copy engine asks for."""
 _ROWS: Final = 256
 """Rows of a panel are a multiple of this, where it has not all."""
-_WARPS: Final = 8
-"""Warps of a block of screen_rows, and of screen_round where lines run along k; each has a line."""
-_LANES: Final = 32
 _THREADS: Final = 256
+_BLOCK_ROWS: Final = (16, 8)
+"""Rows of a block of screen_rows: the first of float64 where such blocks fill the device (an H200 took a twelfth less
+for complex128 with the second, for float64 the same).
+"""
+_FILLING: Final = 3
+"""Such blocks for each multiprocessor, of four that fit on it, with which the device counts as filled."""
+_FEW_STEPS: Final = 1024
+"""Numbers along k up to which beginnings and ends of tiles are much of the product in float16: smaller ones leave fewer
+multiprocessors without work then (an H200 took a tenth less for all of it, at 512 and at 1024).
+"""
+_TILE: Final = 128
+_LINES: Final = (16, 8)
+"""Lines of a block of screen_round: the first where they fit whole."""
+_LINE_STEPS: Final = 32
+"""Steps of k of such a block are a multiple of this."""
+_KEPT: Final = 8192
+"""Numbers of its lines in shared memory, 64 KiB, so that three blocks share a multiprocessor."""
 _LEAST_EXTENT: Final = 4 * MOST
 """Elements of a row from which on there is something to be ruled out."""
 _FACTORS: Final = (2.0**-100, 2.0**100)
 """Magnitudes of alpha that keep what lines allow from overflow."""
 _INFO: Final = 2
 """Words of 8 bytes of a LineInfo."""
+
+
+@device_struct("screen/params.cuh")
+class RoundSide(ctypes.Structure):
+    """One operand of screen_round."""
 
 
 @device_struct("screen/params.cuh")
@@ -119,6 +140,20 @@ def _up(extent: int, step: int) -> int:
     return -(-extent // step) * step
 
 
+def lines_of_block(k: int, parts: int) -> tuple[int, int]:
+    """Return the lines of a block of screen_round and the steps of k of them that are in shared memory at once."""
+    whole = _up(k, _LINE_STEPS)
+    for lines in _LINES:
+        if lines * parts * whole <= _KEPT:
+            return lines, whole
+    return _LINES[-1], _KEPT // (_LINES[-1] * parts)
+
+
+def _along_k(view: MatrixView) -> bool:
+    """Whether neighbours in memory are those along k, of lines by k."""
+    return view.rows == 1 or (view.columns > 1 and abs(view.column_stride) <= abs(view.row_stride))
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Bytes: of a row's line and its part of the product, of a matrix's columns. `parts`: numbers of an element."""
@@ -153,6 +188,21 @@ class Sizes:
                 yield first, min(count, matrices - first), row, min(rows, self.rows - row)
 
 
+def rows_of_block(problem: GemmReduceProblem, rows: int, spec: DeviceSpec) -> int:
+    """Return the rows of a block of screen_rows, which has `rows` of all matrices of a launch."""
+    many, few = _BLOCK_ROWS
+    return many if problem.dtype.kind != "c" and rows >= many * _FILLING * spec.sm_count else few
+
+
+def product_tile(product: GemmProblem, spec: DeviceSpec) -> WgmmaTile:
+    """Return the tile of the product in float16: that of any other such product, but no large one where k is short."""
+    config = GemmConfig(promote=promotion(product.k))
+    tile = direct.resolve(config, product, spec)
+    if product.k <= _FEW_STEPS and tile.block_m * tile.block_n > _TILE**2:
+        return direct.resolve(replace(config, block_m=_TILE, block_n=_TILE), product, spec)
+    return tile
+
+
 @lru_cache(maxsize=1024)
 def _product(problem: GemmReduceProblem, rows: int, matrices: tuple[int, int]) -> GemmProblem:
     """The product in float16 of a panel, of so many matrices of A and of B: 1 where all are the same."""
@@ -182,22 +232,50 @@ def run_gemm_reduce(
     blocks = -(-operands.m // tile.block_m)
     parts = full.length // (problem.batch if problem.over_batch else 1)
     partials = Partials.allocate(launcher, problem, full.length)
-    marks = launcher.zeros((problem.batch * (blocks + operands.m),), np.dtype(np.int32))
-    failing = launcher.pointer(marks), launcher.pointer(marks) + 4 * problem.batch * blocks
-    rows = _Rows(launcher, problem, operands, partials, failing, tile.block_m, blocks, parts)
-    for first, batch_shape, views in launches(problem.batch_shape, [operands.a, operands.b]):
-        rows.run(first, batch_shape, (views[0], views[1].transposed()), bases)
-    full.launch(launcher, [*bases, 0, 0], partials=partials, failing=failing)
-    combine(launcher, problem, partials, results)
+    marks = Marks.allocate(launcher, problem.batch * blocks, problem.batch * operands.m)
+    with targets(launcher, problem, results) as pointers:
+        rows = _Rows(launcher, problem, operands, partials, pointers, marks, tile.block_m, blocks, parts)
+        for first, batch_shape, views in launches(problem.batch_shape, [operands.a, operands.b]):
+            rows.run(first, batch_shape, (views[0], views[1].transposed()), bases)
+        full.launch(launcher, [*bases, 0, 0], partials=partials, failing=(marks.blocks, marks.rows, marks.any))
+        if problem.over_batch:
+            fold(launcher, problem, partials, pointers)
+        else:
+            fold(launcher, problem, partials, pointers, failing=(marks.rows, marks.any))
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Addresses of words that are not 0 for blocks of rows, and for rows, of which the full product is made, and of one
+    that is not 0 where there is any; `words` of them from `blocks` on. `keep`: the array.
+    """
+
+    blocks: int
+    rows: int
+    any: int
+    words: int
+    keep: Any
+
+    @classmethod
+    def allocate(cls, launcher: Launcher, blocks: int, rows: int) -> Marks:
+        """Of any content; screen_round clears them."""
+        marks = launcher.empty((blocks + rows + 1,), np.dtype(np.int32))
+        at = launcher.pointer(marks)
+        return cls(at, at + 4 * blocks, at + 4 * (blocks + rows), blocks + rows + 1, marks)
 
 
 @dataclass(frozen=True)
 class _Rounded:
-    """Lines of an operand after screen_round; `matrices`: 1 where all have the same."""
+    """Lines of an operand after screen_round: `lines` of each of `matrices` from `first` on, of one where all have the
+    same; `stored`: those that there is memory for.
+    """
 
     data: Any
     info: Any
     matrices: int
+    first: int
+    lines: int
+    stored: int
 
 
 @dataclass(frozen=True)
@@ -208,7 +286,8 @@ class _Rows:
     problem: GemmReduceProblem
     operands: Operands
     partials: Partials
-    failing: tuple[int, int]
+    pointers: dict[str, int]
+    marks: Marks
     block: int
     blocks: int
     parts: int
@@ -219,42 +298,67 @@ class _Rows:
         """Everything but the full product, of a piece of the batch. `views`: rows by k, columns by k."""
         sizes, launcher = Sizes.of(self.problem), self.launcher
         columns: tuple[int, _Rounded] | None = None
-        for first, matrices, row, rows in sizes.panels(math.prod(batch_shape)):
-            if columns is None or columns[0] != first:
+        for panel in sizes.panels(math.prod(batch_shape)):
+            first, matrices, row, rows = panel
+            if columns is not None and columns[0] != first:
                 columns = None  # its memory may serve again
-                right = self._round(views, 1, bases, batch_shape, first, matrices, 0, sizes.extent)
-                columns = first, right
-            left = self._round(views, 0, bases, batch_shape, first, matrices, row, rows)
-            product = _product(self.problem, rows, (left.matrices, columns[1].matrices))
+            right = columns[1] if columns else self._lines(views, 1, first, matrices, sizes.extent)
+            left = self._lines(views, 0, first, matrices, rows)
+            begins = first_batch == first == row == 0
+            self._round(views, bases, batch_shape, panel, left, None if columns else right, clear=begins)
+            columns = first, right
+            product = _product(self.problem, rows, (left.matrices, right.matrices))
             out = launcher.empty(product.result_shape, _HALF)
-            config = GemmConfig(promote=promotion(sizes.pitch))
-            direct.run_gemm(launcher, product, config, left.data, columns[1].data, None, out)
-            self._find(first_batch, batch_shape, views, bases, (first, matrices, row, rows), left, columns[1], out)
+            direct.run_gemm(launcher, product, product_tile(product, launcher.spec), left.data, right.data, None, out)
+            self._find(first_batch, batch_shape, views, bases, panel, left, right, out)
+
+    def _lines(
+        self, views: tuple[MatrixView, MatrixView], side: int, first: int, matrices: int, lines: int
+    ) -> _Rounded:
+        """Memory for lines of matrices from `first` on."""
+        sizes, launcher = Sizes.of(self.problem), self.launcher
+        if not any(views[side].batch_strides):
+            first, matrices = 0, 1
+        stored = lines if side == 0 else sizes.padded
+        data = launcher.empty((matrices, (sizes.parts if side == 0 else 1) * stored, sizes.pitch), _HALF)
+        info = launcher.empty((matrices * lines * _INFO,), np.dtype(np.float64))
+        return _Rounded(data, info, matrices, first, lines, stored)
 
     def _round(
-        self, views: tuple[MatrixView, MatrixView], side: int, bases: list[int], batch_shape: tuple[int, ...],
-        first: int, matrices: int, line: int, lines: int,
-    ) -> _Rounded:  # fmt: skip
-        sizes, launcher, view = Sizes.of(self.problem), self.launcher, views[side]
-        if not any(view.batch_strides):
-            first, matrices = 0, 1
-        rows = sizes.parts if side == 0 else 1
-        stored = lines if side == 0 else sizes.padded
-        data = launcher.empty((matrices, rows * stored, sizes.pitch), _HALF)
-        info = launcher.empty((matrices * lines * _INFO,), np.dtype(np.float64))
-        along_k = view.rows == 1 or (view.columns > 1 and abs(view.column_stride) <= abs(view.row_stride))
+        self, views: tuple[MatrixView, MatrixView], bases: list[int], batch_shape: tuple[int, ...],
+        panel: tuple[int, int, int, int], left: _Rounded, right: _Rounded | None, *, clear: bool,
+    ) -> None:  # fmt: skip
+        """Rows of a panel, and the columns of its matrices where they are not there yet. `clear`: the marks, too."""
+        sizes, launcher = Sizes.of(self.problem), self.launcher
+        per_block, steps = lines_of_block(self.problem.k, sizes.parts)
         params = RoundParams(
-            x=view.params(), first=first, first_line=line, lines=lines, stored=stored, k=self.problem.k,
-            pitch=sizes.pitch, rounded=launcher.pointer(data), info=launcher.pointer(info),
-            exponent=exponent(_numbers(self.problem)),
-            conjugate=(self.operands.conjugate_a, self.operands.conjugate_b)[side],
-        )  # fmt: skip
-        place([params.x], [bases[side]])
+            k=self.problem.k, pitch=sizes.pitch, steps=steps, exponent=exponent(_numbers(self.problem))
+        )
         params.batch_shape[:] = batch_shape
-        defines = self._defines(view) | {"ALONG_K": flag(along_k), "LEFT": flag(side == 0)}
-        blocks = matrices * -(-lines // (_WARPS if along_k else _LANES))
-        self._launch("screen_round", defines, blocks, params)
-        return _Rounded(data, info, matrices)
+        if clear:
+            params.cleared, params.clear = self.marks.blocks, self.marks.words
+        conjugates = self.operands.conjugate_a, self.operands.conjugate_b
+        for number, (of, lines) in enumerate(((params.left, left), (params.right, right))):
+            if lines is None:
+                continue
+            of.x = views[number].params()
+            place([of.x], [bases[number]])
+            of.first, of.first_line, of.lines, of.stored = (
+                lines.first,
+                0 if number else panel[2],
+                lines.lines,
+                lines.stored,
+            )
+            of.blocks = lines.matrices * -(-lines.lines // per_block)
+            of.rounded, of.info = launcher.pointer(lines.data), launcher.pointer(lines.info)
+            of.conjugate = conjugates[number]
+        defines = self._defines(views[0]) | {
+            "LEFT_ALONG": flag(_along_k(views[0])),
+            "RIGHT_ALONG": flag(_along_k(views[1])),
+            "LINES": str(per_block),
+        }
+        shared = 8 * per_block * sizes.parts * (steps + 1)
+        self._launch("screen_round", defines, params.left.blocks + params.right.blocks, params, shared)
 
     def _find(
         self, first_batch: int, batch_shape: tuple[int, ...], views: tuple[MatrixView, MatrixView], bases: list[int],
@@ -262,6 +366,7 @@ class _Rows:
     ) -> None:  # fmt: skip
         sizes, launcher, problem = Sizes.of(self.problem), self.launcher, self.problem
         first, matrices, row, rows = panel
+        block_rows = rows_of_block(problem, matrices * rows, launcher.spec)
         params = ScreenParams(
             a=views[0].params(), b=views[1].params(), first=first, first_row=row, rows=rows, m=sizes.rows,
             n=sizes.extent, k=problem.k, products=launcher.pointer(products), pitch=sizes.padded,
@@ -269,7 +374,8 @@ class _Rows:
             of_rows=launcher.pointer(left.info), of_columns=launcher.pointer(right.info),
             rows_step=0 if left.matrices < matrices else rows,
             columns_step=0 if right.matrices < matrices else sizes.extent,
-            failing=self.failing[0], failing_rows=self.failing[1], block=self.block, blocks=self.blocks,
+            failing=self.marks.blocks, failing_rows=self.marks.rows, failing_any=self.marks.any, block=self.block,
+            blocks=self.blocks,
             parts=self.parts, partial=self.partials.params(launcher),
             outputs=outputs_of(problem), first_batch=first_batch,
             accumulated=accumulated(sizes.pitch, complex_=sizes.parts == 2), reduce_batch=problem.over_batch,
@@ -278,13 +384,20 @@ class _Rows:
         place([params.a, params.b], bases)
         params.batch_shape[:] = batch_shape
         params.alpha[:] = problem.alpha.real, problem.alpha.imag
+        for name, pointer in self.pointers.items():
+            params.result[PARTIAL_KINDS.index(name)] = pointer
         epilogue = epilogue_defines(problem)
         defines = self._defines(views[0]) | {
             "REDUCTIONS": epilogue["REDUCTIONS"],
             "PRE_OP": epilogue["PRE_OP"],
             "MOST": str(MOST),
+            "ROWS": str(block_rows),
+            "ACROSS": flag(not _along_k(views[0])),
+            "A_NEXT": flag(views[0].column_stride == 1),
+            "B_NEXT": flag(views[1].column_stride == 1),
         }
-        self._launch("screen_rows", defines, matrices * -(-rows // _WARPS), params)
+        # Not started early: beside the product its blocks take the room and the bandwidth that the product's end needs.
+        self._launch("screen_rows", defines, matrices * -(-rows // block_rows), params, early=False)
 
     def _defines(self, view: MatrixView) -> dict[str, str]:
         complex_ = self.problem.dtype.kind == "c"
@@ -294,6 +407,12 @@ class _Rows:
             "PLANAR": flag(self.problem.planar),
         }
 
-    def _launch(self, name: str, defines: dict[str, str], blocks: int, params: ctypes.Structure) -> None:
+    def _launch(
+        self, name: str, defines: dict[str, str], blocks: int, params: ctypes.Structure, shared: int = 0,
+        *, early: bool = True,
+    ) -> None:  # fmt: skip
+        """Launches a kernel, `early`: before the end of the one ahead of it, for which it waits itself
+        (cuda/common/dependent.cuh).
+        """
         source = KernelSource(name, tuple(defines.items()))
-        self.launcher.launch(source, name, grid=blocks, block=_THREADS, shared=0, params=params)
+        self.launcher.launch(source, name, grid=blocks, block=_THREADS, shared=shared, params=params, dependent=early)

@@ -16,18 +16,19 @@ if TYPE_CHECKING:
 _CANDIDATES: Final = 1.5
 """Elements of a row that are made in double: 1.1 to 1.3 of normal data, 1.5 of numbers of one sign (k = 512)."""
 _SECTOR: Final = 32
-"""Bytes that an element of a column takes where columns do not lie together."""
-_LINES_RATE: Final = 1.3e12
-"""Bytes a second of operands read and rounded lines written. These four are a fit to twelve products on an H100, of
-both dtypes and k from 256 to 4096, which it meets within 17 % (23 % where a product takes 60 us)."""
-_SCORES_RATE: Final = 1.2e12
-"""Bytes a second of the float16 product, which is looked through."""
-_MADE_RATE: Final = 6.5e12
-"""Bytes a second of what elements in double are made of; half of it comes from the second-level cache."""
-_STEP_S: Final = (6e-8, 3.5e-8)
-"""Seconds of a step of k, and more for each real part: an element is made by one warp, which waits for its loads."""
-_DOUBT: Final = 1.1
-"""Factor for what the fit misses."""
+"""Bytes that come from memory for a number whose neighbours along k are far away."""
+_LINES_RATE: Final = 2.7e12
+"""Bytes a second of operands read and rounded lines written."""
+_SCORES_RATE: Final = 1.7e12
+"""Bytes a second of the float16 product, written and looked through."""
+_MADE_RATE: Final = 5.4e12
+"""Bytes a second of what elements in double are made of: each row once, and a column for each."""
+_NUMBER_S: Final = 1.33e-8
+"""Seconds of a number of a row of the product: a row is looked through by one warp, however few rows there are."""
+_LAUNCHES_S: Final = 2e-5
+"""Seconds of launches, and of the full product and its results where no row asks for them."""
+_DOUBT: Final = 1.12
+"""Factor for what the fit misses: up to an eighth too little was expected of float64, a sixth of complex128."""
 
 
 def screen_seconds(problem: GemmReduceProblem, spec: DeviceSpec, product: Callable[[Point], float]) -> float:
@@ -39,7 +40,17 @@ def screen_seconds(problem: GemmReduceProblem, spec: DeviceSpec, product: Callab
     itemsize = ITEMSIZE[problem.dtype.name]
     lines = batch * k * (itemsize * (rows + extent) + 2 * parts * (parts * rows + extent))
     scores = 2 * parts * batch * rows * extent
-    made = _CANDIDATES * batch * rows * k * (itemsize + _SECTOR)
+    made = batch * rows * k * (itemsize + _CANDIDATES * _fetched(problem))
     seconds = (lines / _LINES_RATE + scores / _SCORES_RATE + made / _MADE_RATE) / scale
-    seconds += k * (_STEP_S[0] + parts * _STEP_S[1])
+    seconds += parts * extent * _NUMBER_S + _LAUNCHES_S
     return _DOUBT * (seconds + product((batch, parts * rows, extent, parts * k)))
+
+
+def _fetched(problem: GemmReduceProblem) -> int:
+    """Return the bytes that come from memory for an element of a column of what is turned so that rows are reduced."""
+    if problem.over_rows:
+        operand, along = problem.a, problem.trans_a in {"N", "R"}
+    else:
+        operand, along = problem.b, problem.trans_b in {"T", "C"}
+    step, itemsize = abs(operand.strides[-1 if along else -2]), operand.dtype.itemsize
+    return (2 if problem.planar else 1) * max(itemsize, min(step * itemsize, _SECTOR))

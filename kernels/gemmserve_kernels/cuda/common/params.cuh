@@ -60,4 +60,6 @@ struct CombineParams {
     Long sums_length;  // the same for sum and sumsq, where atomics may have added them up already
     Long group;        // partials that one thread folds
     Long count;        // elements per output, for the mean
+    const int* failing;      // GEMM_SCREENED: [output], not 0 where it is made of partials at all
+    const int* failing_any;  // not 0 where any is
 };

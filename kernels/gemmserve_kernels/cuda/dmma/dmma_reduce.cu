@@ -1,5 +1,6 @@
 // Reductions of the rows of alpha op(A) op(B) in double precision on tensor cores (sm_80 and later): dmma_gemm's product,
 // whose tiles leave partials instead of D (or beside it). combine.cu folds them.
+#include "../common/dependent.cuh"
 #include "../epilogue/quad.cuh"
 #include "kernel.cuh"
 
@@ -10,6 +11,7 @@ struct DmmaReduceParams {
     RowReduceParams reduce;
     const int* failing;         // GEMM_SCREENED: [matrix of the batch][row of tiles], not 0 where tiles are made at all
     const int* failing_rows;    // [matrix of the batch][row], not 0 where they leave partials
+    const int* failing_any;     // not 0 where any is
 };
 
 // Whether a tile is of no use: the rows of it have their extremes already.
@@ -62,6 +64,11 @@ GEMM_DEVICE void reduce_sums(const DmmaReduceParams& params, const TileCoordinat
 extern "C" __global__ void __launch_bounds__(Pipeline::THREADS, GEMM_MIN_BLOCKS)
     dmma_reduce(const __grid_constant__ DmmaReduceParams params) {
     GEMM_DYNAMIC_SHARED(shared);
+#if defined(GEMM_SCREENED)
+    let_next_start();
+    wait_for_previous();
+    if (*params.failing_any == 0) return;
+#endif
     const GemmParams& gemm = params.gemm;
     const int tiles = static_cast<int>(params.tiles), stride = static_cast<int>(gridDim.x);
     multiply_tiles(

@@ -3,6 +3,7 @@
 // gemm_reduce_combine folds runs of `group` of them, as often as it takes; gemm_reduce_finish folds the rest and writes
 // the results. The order of every fold is fixed by shapes and configuration, so the results are the same bit for bit
 // from run to run.
+#include "../common/dependent.cuh"
 #include "../common/raster.cuh"
 #include "reductions.cuh"
 
@@ -16,14 +17,26 @@ GEMM_DEVICE typename Each::Partial fold_partials(const CombineParams& params, Lo
     return partial;
 }
 
+// Whether an output has its result already.
+GEMM_DEVICE bool is_spared(const CombineParams& params, Long output) {
+#if defined(GEMM_SCREENED)
+    return *params.failing_any == 0 || params.failing[output] == 0;
+#else
+    return false;
+#endif
+}
+
 template <class Each>
 GEMM_DEVICE Long length_of(const CombineParams& params) {
     return Each::ADDS ? params.sums_length : params.length;
 }
 
-extern "C" __global__ void __launch_bounds__(256) gemm_reduce_combine(CombineParams params) {
+extern "C" __global__ void __launch_bounds__(256) gemm_reduce_combine(const CombineParams params) {
+    let_next_start();
+    wait_for_previous();
     const Long slot = static_cast<Long>(blockIdx.x) * 256 + static_cast<Long>(threadIdx.x);
     const Quotient split = divide(slot, params.outputs);
+    if (is_spared(params, split.remainder)) return;
     for_each_reduction<GEMM_REDUCTIONS, Value>([&](auto reduction) {
         using Each = decltype(reduction);
         const Long length = length_of<Each>(params), first = split.quotient * params.group;
@@ -33,9 +46,11 @@ extern "C" __global__ void __launch_bounds__(256) gemm_reduce_combine(CombinePar
     });
 }
 
-extern "C" __global__ void __launch_bounds__(256) gemm_reduce_finish(CombineParams params) {
+extern "C" __global__ void __launch_bounds__(256) gemm_reduce_finish(const CombineParams params) {
+    let_next_start();
+    wait_for_previous();
     const Long output = static_cast<Long>(blockIdx.x) * 256 + static_cast<Long>(threadIdx.x);
-    if (output >= params.outputs) return;
+    if (output >= params.outputs || is_spared(params, output)) return;
     for_each_reduction<GEMM_REDUCTIONS, Value>([&](auto reduction) {
         using Each = decltype(reduction);
         const auto partial = fold_partials<Each>(params, output, 0, length_of<Each>(params));

@@ -38,6 +38,7 @@ GEMM_DEVICE void produce(const FusedParams& params, const Pipeline& pipeline, co
     Cursor cursor(params);
     Turn turn;
     turn.parity = 1;  // the first time around all stages are empty
+    bool waited = false;
     do {
         ChunkPlace place = cursor.in_a(params);
         place.first += first_row * gemm.a.row_stride;
@@ -45,6 +46,8 @@ GEMM_DEVICE void produce(const FusedParams& params, const Pipeline& pipeline, co
         barrier_wait(rows.emptied(turn, producer), turn.parity);
         copies.request(slots + turn.stage * Config::SLOT_STAGE, place, gemm.a.row_stride, gemm.a.column_stride);
         barrier_arrive_copied(rows.filled(turn, producer));
+        if (!waited) wait_for_previous();
+        waited = true;
         if (producer == 0) {
             barrier_wait(pipeline.emptied(turn), turn.parity);
             if (copies.lane == 0) {
@@ -277,6 +280,7 @@ GEMM_DEVICE void consume(
         stages.wait_for_rows(Turn::after(turns));
         RowsKnown known = rows.measure(stages.slot(Turn::after(turns)));
         rows.split(early, known, stages.slot(Turn::after(turns)), 0);
+        wait_for_previous();
 #pragma unroll 1
         for (int chunk = first; chunk < end; ++chunk, ++turns) {
             const Turn turn = Turn::after(turns);
@@ -374,7 +378,8 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, 1) fused_tall(FusedPa
         barrier_init_fence();
     }
     __syncthreads();
-    wait_for_previous();
+    // Rows are asked for and split while the columns' images are being made: no kernel of a program writes operands. All
+    // else in global memory comes after wait_for_previous.
     let_next_start();
     const int warp = warp_number();
     if (warp < Config::CONSUMER_WARPS) {

@@ -1,32 +1,45 @@
-// Lines of an operand in double precision as float16, scaled by powers of two, and bounds of what that takes from them.
+// Lines of both operands in double precision as float16, scaled by powers of two, and bounds of what that takes from them.
 //
-// Complex numbers lie along k as real ones, (re, im). Of the left operand (LEFT) every line is two, (re, -im) and (im, re):
-// by a column they give the real and the imaginary part. Lines are padded with zeros. Where neighbours in memory are along k
-// (ALONG_K) a warp has a line; else a block has 32 lines, a lane each, and turns them in shared memory.
+// Complex numbers lie along k as real ones, (re, im). Of the left operand every line is two, (re, -im) and (im, re): by a
+// column they give the real and the imaginary part. Lines are padded with zeros. A block has LINES lines; they come to
+// shared memory whole, or `steps` of k at a time and then twice, and either way round: next to each other along k (LEFT_ALONG,
+// RIGHT_ALONG) or across it.
+#include "../common/dependent.cuh"
+#include "../common/ptx/cp_async.cuh"
 #include "lines.cuh"
 
-constexpr bool ALONG_K = GEMM_ALONG_K, LEFT = GEMM_LEFT;
-constexpr int THREADS = 256, WARPS = THREADS / 32, LINES = ALONG_K ? WARPS : 32, CHUNK = 64;
-constexpr int ROWS = LEFT ? PARTS : 1;  // for each line
-constexpr int LARGEST = 450;            // binary orders of magnitude: no product of two lines overflows
+constexpr int THREADS = 256, WARPS = THREADS / 32, LINES = GEMM_LINES, EACH = LINES / WARPS;  // lines of a warp
+constexpr int LARGEST = 450;  // binary orders of magnitude: no product of two lines overflows
+static_assert(LINES % WARPS == 0, "whole lines for each warp");
 
-GEMM_DEVICE Long size_of(double x) { return bits_of(x) & 0x7fffffffffffffffLL; }
+// Size of the largest number of a line: the upper word of its magnitude, and what lower words there are.
+struct Size {
+    unsigned upper, lower;
 
-GEMM_DEVICE Long size_of_element(Acc x) {
-    const Long first = size_of(real_part(x));
-    if constexpr (!COMPLEX) return first;
-    const Long second = size_of(imaginary_part(x));
-    return first > second ? first : second;
-}
+    GEMM_DEVICE void take(double x) {
+        const Long bits = bits_of(x);
+        const unsigned high = static_cast<unsigned>(bits >> 32) & 0x7fffffffu;
+        upper = high > upper ? high : upper;
+        lower |= static_cast<unsigned>(bits);
+    }
+    GEMM_DEVICE void of_warp() {
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) {
+            const Size other = of_neighbour(*this, step);
+            upper = other.upper > upper ? other.upper : upper;
+            lower |= other.lower;
+        }
+    }
+};
 
-// How a line is scaled, by the largest of its numbers, as bits.
+// How a line is scaled.
 struct Scaling {
     double factor, back;
     bool known, zero;
 
-    GEMM_DEVICE Scaling(Long largest, int wanted) {
-        const int exponent = static_cast<int>(largest >> 52) - 1023;
-        zero = largest == 0;
+    GEMM_DEVICE Scaling(const Size& largest, int wanted) {
+        const int exponent = static_cast<int>(largest.upper >> 20) - 1023;
+        zero = (largest.upper | largest.lower) == 0;
         known = zero || (exponent >= -LARGEST && exponent <= LARGEST);
         const int by = known && !zero ? wanted - exponent : 0;
         factor = double_of(static_cast<Long>(by + 1023) << 52);
@@ -37,35 +50,22 @@ struct Scaling {
 struct Norms {
     float all, lost;  // sums of squares
 
-    GEMM_DEVICE unsigned short round(double x) {
-        const Half half = float_to_half(static_cast<float>(x));
-        const float lost_here = static_cast<float>(x - static_cast<double>(half_to_float(half))), value = static_cast<float>(x);
+    // What a float takes from a double is in put_info.
+    GEMM_DEVICE unsigned round(double x) {
+        const float value = static_cast<float>(x);
+        const Half half = float_to_half(value);
+        const float lost_here = value - half_to_float(half);
         all = fmaf(value, value, all);
         lost = fmaf(lost_here, lost_here, lost);
         return half.bits;
     }
 };
 
-// An element that is rounded: a number, or two.
-struct Rounded {
-    unsigned short part[PARTS];
-
-    GEMM_DEVICE void set(Acc x, const Scaling& scaling, int conjugate, Norms& norms) {
-        if (!scaling.known) {
-            part[0] = part[PARTS - 1] = 0;
-            return;
-        }
-        const Acc value = conjugated(x, conjugate);
-        part[0] = norms.round(real_part(value) * scaling.factor);
-        if constexpr (COMPLEX) part[PARTS - 1] = norms.round(imaginary_part(value) * scaling.factor);
-    }
-};
-
 // Element i of a line, or of both.
-GEMM_DEVICE void put(Half* to, Long pitch, Long i, const Rounded& x) {
+template <bool LEFT>
+GEMM_DEVICE void put(Half* to, Long pitch, Long i, unsigned re, unsigned im) {
     if constexpr (COMPLEX) {
         unsigned* const words = reinterpret_cast<unsigned*>(to);
-        const unsigned re = x.part[0], im = x.part[PARTS - 1];
         if constexpr (LEFT) {
             words[i] = re | (im ^ 0x8000u) << 16;
             words[pitch / 2 + i] = im | re << 16;
@@ -73,113 +73,150 @@ GEMM_DEVICE void put(Half* to, Long pitch, Long i, const Rounded& x) {
             words[i] = re | im << 16;
         }
     } else {
-        to[i].bits = x.part[0];
+        to[i].bits = static_cast<unsigned short>(re);
     }
 }
 
 GEMM_DEVICE void put_info(LineInfo& info, const Scaling& scaling, const Norms& norms) {
-    // Sums of squares in single precision, and squares that vanish there.
-    constexpr float MORE = 1.001f, LEAST = 9.3132257e-10f;
+    // Sums of squares in single precision, squares that vanish there, and half a unit of a float of each number.
+    constexpr float MORE = 1.001f, LEAST = 9.3132257e-10f, FLOAT = 1.1920929e-7f;
+    const float all = sqrtf(norms.all), lost = sqrtf(norms.lost) * MORE + (all * FLOAT + LEAST);
     info.scale = scaling.back;
-    const float lost = sqrtf(norms.lost) * MORE + LEAST;
     info.residual = scaling.zero ? 0.0f : lost;
-    info.norm = !scaling.known ? UNKNOWN : scaling.zero ? 0.0f : sqrtf(norms.all) * MORE + lost;
+    info.norm = !scaling.known ? UNKNOWN : scaling.zero ? 0.0f : all * MORE + lost;
 }
 
-template <class T>
-GEMM_DEVICE T largest_of_warp(T x) {
+// The lines of a block in shared memory, numbers of a line next to each other. Lines are so far apart that neither LINES
+// numbers of one step nor those of one line meet in a bank.
+struct Chunk {
+    double* numbers;
+    int pitch;
+
+    GEMM_DEVICE Chunk(unsigned char* memory, int steps)
+        : numbers(reinterpret_cast<double*>(memory)), pitch(steps * PARTS + PARTS) {}
+    GEMM_DEVICE double* line(int l) const { return numbers + l * pitch; }
+
+    // Steps [first, first + steps) of k of `lines` lines, from the first of them on.
+    template <bool ALONG_K>
+    GEMM_DEVICE void load(const MatrixParams& x, Long from, int lines, int steps) const {
+        const int thread = static_cast<int>(threadIdx.x);
+        if constexpr (ALONG_K) {
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        const T other = of_neighbour(x, step);
-        x = other > x ? other : x;
-    }
-    return x;
-}
-
-GEMM_DEVICE void sum_of_warp(Norms& norms) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        const Norms other = of_neighbour(norms, step);
-        norms.all += other.all;
-        norms.lost += other.lost;
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) screen_round(RoundParams params) {
-    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    const Quotient where = divide(static_cast<Long>(blockIdx.x), (params.lines + LINES - 1) / LINES);
-    const Long matrix = where.quotient, first = where.remainder * LINES, k = params.k, elements = params.pitch / PARTS;
-    const Long base = batch_offset(params.first + matrix, params.batch_shape, params.x.batch_stride);
-    const Long step = params.x.column_stride;
-    Half* const rounded = params.rounded + matrix * params.stored * ROWS * params.pitch;
-    if constexpr (ALONG_K) {
-        const Long line = first + warp;
-        if (line >= params.lines) return;
-        const Long from = base + (params.first_line + line) * params.x.row_stride;
-        Long largest = 0;
-#pragma unroll 8
-        for (Long i = lane; i < k; i += 32) {
-            const Long size = size_of_element(read(params.x, from + i * step));
-            largest = size > largest ? size : largest;
-        }
-        const Scaling scaling(largest_of_warp(largest), params.exponent);
-        Norms norms{};
-        Half* const to = rounded + line * ROWS * params.pitch;
+            for (int l = thread / 32; l < LINES; l += WARPS) {
+                if (l >= lines) break;
+                const Long line_at = from + l * x.row_stride;
 #pragma unroll 4
-        for (Long i = lane; i < elements; i += 32) {
-            Rounded x;
-            x.set(i < k ? read(params.x, from + i * step) : Acc{}, scaling, params.conjugate, norms);
-            put(to, params.pitch, i, x);
-        }
-        sum_of_warp(norms);
-        if (lane == 0) put_info(params.info[matrix * params.lines + line], scaling, norms);
-    } else {
-        __shared__ Long sizes[WARPS][32];
-        __shared__ Norms sums[WARPS][32];
-        __shared__ Rounded turned[32][CHUNK + 2 / PARTS];
-        const bool exists = first + lane < params.lines;
-        const Long from = base + (params.first_line + first + lane) * params.x.row_stride;
-        Long largest = 0;
-        if (exists) {
-#pragma unroll 8
-            for (Long i = warp; i < k; i += WARPS) {
-                const Long size = size_of_element(read(params.x, from + i * step));
-                largest = size > largest ? size : largest;
+                for (int i = thread % 32; i < steps; i += 32) bring(x, line_at + i * x.column_stride, l, i);
             }
+        } else if (thread % LINES < lines) {
+            const int l = thread % LINES;
+            const Long line_at = from + l * x.row_stride;
+#pragma unroll 4
+            for (int i = thread / LINES; i < steps; i += THREADS / LINES) bring(x, line_at + i * x.column_stride, l, i);
         }
-        sizes[warp][lane] = largest;
+        copy_commit();
+        copy_wait<0>();
         __syncthreads();
+    }
+
+  private:
+    GEMM_DEVICE void bring(const MatrixParams& x, Long offset, int l, int step) const {
+        double* const to = line(l) + step * PARTS;
+        copy_async<sizeof(Stored)>(to, static_cast<const Stored*>(x.re) + offset);
+        if constexpr (PLANAR) copy_async<sizeof(Stored)>(to + 1, static_cast<const Stored*>(x.im) + offset);
+    }
+};
+
+template <bool LEFT, bool ALONG_K>
+GEMM_DEVICE void round_lines(const RoundParams& params, const RoundSide& side, Long block, unsigned char* memory) {
+    constexpr int ROWS = LEFT ? PARTS : 1;  // for each line
+    const int warp = warp_number(), lane = static_cast<int>(threadIdx.x) % 32;
+    const Quotient where = divide(block, (side.lines + LINES - 1) / LINES);
+    const Long matrix = where.quotient, first = where.remainder * LINES, k = params.k, padded = params.pitch / PARTS;
+    const int lines = side.lines - first < LINES ? static_cast<int>(side.lines - first) : LINES;
+    const Long from = batch_offset(side.first + matrix, params.batch_shape, side.x.batch_stride) +
+                      (side.first_line + first) * side.x.row_stride;
+    Half* const rounded = side.rounded + (matrix * side.stored + first) * ROWS * params.pitch;
+    const Chunk chunk(memory, params.steps);
+    const auto steps_from = [&](Long step) { return k - step < params.steps ? static_cast<int>(k - step) : params.steps; };
+    const auto load = [&](Long step) {
+        chunk.load<ALONG_K>(side.x, from + step * side.x.column_stride, lines, steps_from(step));
+    };
+
+    Size largest[EACH]{};
+    Long step = 0;
+    for (;; step += params.steps) {
+        load(step);
+        const int numbers = steps_from(step) * PARTS;
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w) largest = sizes[w][lane] > largest ? sizes[w][lane] : largest;
-        const Scaling scaling(largest, params.exponent);
-        Norms norms{};
-        for (Long chunk = 0; chunk < elements; chunk += CHUNK) {
+        for (int e = 0; e < EACH; ++e) {
+            if (warp + e * WARPS >= lines) break;
+            const double* const line = chunk.line(warp + e * WARPS);
+#pragma unroll 4
+            for (int i = lane; i < numbers; i += 32) largest[e].take(line[i]);
+        }
+        if (step + params.steps >= k) break;
+        __syncthreads();
+    }
 #pragma unroll
-            for (int i = 0; i < CHUNK; i += WARPS) {
-                const Long at = chunk + i + warp;
-                const Acc x = exists && at < k ? read(params.x, from + at * step) : Acc{};
-                turned[lane][i + warp].set(x, scaling, params.conjugate, norms);
-            }
-            __syncthreads();
+    for (int e = 0; e < EACH; ++e) largest[e].of_warp();
+
+    // Backwards: what came last is still there.
+    Norms norms[EACH]{};
+    for (;; step -= params.steps) {
+        const int steps = steps_from(step);
+        const Long end = step + steps == k ? padded : step + steps;
 #pragma unroll
-            for (int l = warp; l < 32; l += WARPS) {
-#pragma unroll
-                for (int i = lane; i < CHUNK; i += 32) {
-                    if (first + l < params.lines && chunk + i < elements) {
-                        put(rounded + (first + l) * ROWS * params.pitch, params.pitch, chunk + i, turned[l][i]);
+        for (int e = 0; e < EACH; ++e) {
+            const int l = warp + e * WARPS;
+            if (l >= lines) break;
+            const double* const line = chunk.line(l);
+            const Scaling scaling(largest[e], params.exponent);
+            Half* const to = rounded + static_cast<Long>(l) * ROWS * params.pitch;
+            const int elements = static_cast<int>(end - step);
+#pragma unroll 4
+            for (int i = lane; i < elements; i += 32) {
+                unsigned re = 0, im = 0;
+                if (i < steps && scaling.known) {
+                    re = norms[e].round(line[i * PARTS] * scaling.factor);
+                    if constexpr (COMPLEX) {
+                        const double part = line[i * PARTS + 1];
+                        im = norms[e].round((side.conjugate ? -part : part) * scaling.factor);
                     }
                 }
+                put<LEFT>(to, params.pitch, step + i, re, im);
             }
-            __syncthreads();
         }
-        sums[warp][lane] = norms;
+        if (step == 0) break;
         __syncthreads();
-        if (warp > 0 || !exists) return;
+        load(step - params.steps);
+    }
 #pragma unroll
-        for (int w = 1; w < WARPS; ++w) {
-            norms.all += sums[w][lane].all;
-            norms.lost += sums[w][lane].lost;
+    for (int e = 0; e < EACH; ++e) {
+        const int l = warp + e * WARPS;
+#pragma unroll
+        for (int other = 16; other > 0; other /= 2) {
+            const Norms there = of_neighbour(norms[e], other);
+            norms[e].all += there.all;
+            norms[e].lost += there.lost;
         }
-        put_info(params.info[matrix * params.lines + first + lane], scaling, norms);
+        if (l < lines && lane == 0) {
+            put_info(side.info[matrix * side.lines + first + l], Scaling(largest[e], params.exponent), norms[e]);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 3) screen_round(const RoundParams params) {
+    GEMM_DYNAMIC_SHARED(memory);
+    let_next_start();
+    wait_for_previous();
+    const Long block = static_cast<Long>(blockIdx.x);
+    for (Long i = block * THREADS + threadIdx.x; i < params.clear; i += static_cast<Long>(gridDim.x) * THREADS) {
+        params.cleared[i] = 0;
+    }
+    if (block < params.left.blocks) {
+        round_lines<true, GEMM_LEFT_ALONG>(params, params.left, block, memory);
+    } else {
+        round_lines<false, GEMM_RIGHT_ALONG>(params, params.right, block - params.left.blocks, memory);
     }
 }

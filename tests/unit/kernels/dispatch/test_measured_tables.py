@@ -9,11 +9,11 @@ import pytest
 from benchmark_scripts import load
 
 import gemmserve_kernels
-from gemmserve_kernels import GemmProblem, Operand
+from gemmserve_kernels import GemmProblem, GemmReduceProblem, Operand
 from gemmserve_kernels.algorithms.common.time_model import MODELS
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.dispatch.estimate import Table, estimate, measured_device, predicted
-from gemmserve_kernels.dispatch.routes import plan_gemm
+from gemmserve_kernels.dispatch.routes import plan_gemm, plan_gemm_reduce
 
 REPORTS = Path(__file__).parents[4] / "docs" / "benchmarks"
 TABLES = sorted((Path(gemmserve_kernels.__file__).parent / "dispatch" / "tables").glob("*.json"))
@@ -169,3 +169,24 @@ def test_the_fastest_of_each_report_is_taken(report):
             slow[dtype, batch, m, n, k] = chosen, times
     assert len(cases) > 20
     assert not slow
+
+
+@pytest.mark.parametrize(
+    ("batch", "extent", "k", "expected"),
+    [
+        (8, 1024, 128, "dmma"),  # a short k
+        (2, 1024, 512, "dmma"),  # few rows
+        (1, 2048, 512, "dmma"),
+        (16, 512, 512, "dmma"),  # short rows
+        (64, 256, 512, "dmma"),
+        (8, 1024, 256, "screen"),
+        (8, 1024, 2048, "screen"),
+        (64, 1024, 512, "screen"),
+        (1, 4096, 512, "screen"),
+    ],
+)
+def test_where_extremes_of_float64_were_faster_on_the_device(batch, extent, k, expected):
+    """As measured on an H200 over m."""
+    a, b = Operand.contiguous((batch, extent, k), "float64"), Operand.contiguous((batch, k, extent), "float64")
+    problem = GemmReduceProblem.build(a, b, reduce="max", axis="m")
+    assert plan_gemm_reduce(problem, H200).algorithm == expected

@@ -17,6 +17,7 @@ from gemmserve_kernels import (
     plan,
 )
 from gemmserve_kernels.algorithms.algorithm import product_algorithm, reduction_algorithm
+from gemmserve_kernels.algorithms.screen.seconds import screen_seconds
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.dispatch import estimate
 from gemmserve_kernels.dispatch.routes import as_uniform, available, candidates, plan_gemm, plan_gemm_reduce
@@ -264,7 +265,8 @@ def doubles(m=1024, n=1024, k=512, batch=8, dtype="complex128", **options) -> Ge
 
 
 def test_extremes_of_double_precision_are_looked_for_where_that_is_faster():
-    for options in ({}, {"axis": ["m", "batch"]}, {"dtype": "float64", "reduce": "max", "m": 4096, "n": 4096}):
+    real = {"dtype": "float64", "reduce": "max"}
+    for options in ({}, {"axis": ["m", "batch"]}, real | {"k": 1024}, real | {"m": 4096, "n": 4096}):
         assert plan(doubles(**options), H200).algorithm == "screen"
     small = ({"batch": 1, "m": 256, "n": 256}, {"m": 64, "n": 64, "k": 64}, {"n": 8, "m": 65536})
     other = ({"reduce": "absmin"}, {"reduce": ["absmax", "sumsq"]}, {"return_c": True}, {"pre_op": "square"})
@@ -276,6 +278,19 @@ def test_extremes_of_double_precision_are_looked_for_where_that_is_faster():
     for options in other:
         with pytest.raises(ConfigInfeasible, match="screen"):
             plan(doubles(**options, config=GemmConfig(algorithm="screen")), H200)
+
+
+@pytest.mark.parametrize("axis", ["m", "n"])
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_columns_whose_numbers_lie_apart_take_longer(dtype, axis):
+    """The other operand, whose lines are whole rows, may lie either way."""
+
+    def seconds(trans):
+        given = {"trans_a" if axis == "m" else "trans_b": trans}
+        return screen_seconds(doubles(dtype=dtype, axis=axis, m=1024, n=1024, k=1024, **given), H200, lambda shape: 0.0)
+
+    apart, along = ("T", "N") if axis == "m" else ("N", "T")
+    assert seconds(apart) > 1.1 * seconds(along)
 
 
 def test_what_residues_multiply_much_faster_is_reduced_from_memory():

@@ -21,6 +21,8 @@ from gemmserve_kernels.dispatch.routes import plan_gemm_reduce
 from gemmserve_kernels.problem.arrays import ArrayKey
 from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.errors import ConfigInfeasible
+from gemmserve_kernels.problem.operand import Operand
+from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 
 AXES = pytest.mark.parametrize("axis", [["m"], ["n"], ["m", "batch"], ["n", "batch"]], ids=",".join)
 NAMES = {"float64": ("max", "min", "absmax", "argmax", "argmin"), "complex128": ("absmax", "argmax")}
@@ -81,11 +83,73 @@ def test_magnitudes(dtype):
     check(a, b, reduce=["max", "absmax", "argmax"], axis="n", pre_op="abs")
 
 
-@pytest.mark.parametrize("k", [1, 2, 7, 65, 2100])
+@pytest.mark.parametrize("axis", ["m", "n"])
+@pytest.mark.parametrize("k", [1, 2, 7, 65, 600, 1100, 2100])
 @pytest.mark.usefixtures("alone")
-def test_lengths(k):
-    """Padded lines, and sums that are promoted."""
-    check(random(1, "float64", 9, k), random(2, "float64", k, 66), reduce="max", axis="n")
+def test_lengths(k, axis):
+    """Padded lines, sums that are promoted, and lines that come to shared memory in pieces."""
+    a, b = random(1, "float64", 9, k), random(2, "float64", k, 66)
+    check(*((a, b) if axis == "n" else (b.T, a.T)), reduce="max", axis=axis)
+    check(*((a, b) if axis == "n" else (b.T.copy(), a.T.copy())), reduce="max", axis=axis)
+
+
+@pytest.mark.parametrize("dtype", NAMES)
+@pytest.mark.usefixtures("alone")
+def test_more_columns_than_shared_memory_has(dtype):
+    a, b = random(1, dtype, 20, 9), random(2, dtype, 9, 2300)
+    b[:, 1030] *= 2.0**70  # what other columns are measured by
+    a[3] = 0
+    b[2, 2299] = np.nan
+    names = list(NAMES[dtype])
+    with np.errstate(all="ignore"):
+        _, found = run(machine(), screen.run_gemm_reduce, a, b, reduce=names, axis="n")
+    assert np.isnan(found["absmax"]).all()
+    assert (found["argmax"] == 2299).all()
+    b[2, 2299] = 1
+    check(a, b, reduce=names, axis="n")
+
+
+@pytest.mark.parametrize("dtype", NAMES)
+@pytest.mark.parametrize("below", [60, 99, 100, 101, 300])
+def test_columns_far_below_the_largest(dtype, below):
+    """Every other row has zero where the large column is not: there the others have the extremes."""
+    a, b = exact(1, dtype, 40, 6) + 0.0, exact(2, dtype, 6, 90) + 0.0
+    a[:, 0], b[0] = 0, 0
+    a[::2, 0], b[:, 7], b[0, 7] = 1, 0, 2.0**below
+    _, found = run(machine(), screen.run_gemm_reduce, a, b, reduce=list(NAMES[dtype]), axis="n")
+    _, full = run(machine(), run_full, a, b, reduce=list(NAMES[dtype]), axis="n")
+    for name, values in full.items():
+        np.testing.assert_array_equal(found[name], values)
+    assert (found["absmax"][::2] == 2.0**below).all()
+    assert (found["absmax"][1::2] < 2.0**60).all()
+
+
+@pytest.mark.usefixtures("alone")
+def test_columns_a_hundred_powers_of_two_apart_take_no_full_product():
+    a, b = random(1, "float64", 70, 30), random(2, "float64", 30, 80)
+    check(a, b * 2.0 ** np.linspace(0, -99, 80).round(), reduce=["max", "min", "argmax"], axis="n")
+
+
+@pytest.mark.parametrize("dtype", NAMES)
+@pytest.mark.parametrize("axis", ["m", "n"])
+@pytest.mark.usefixtures("alone")
+def test_a_few_ties_take_no_full_product(dtype, axis):
+    a, b = random(1, dtype, 70, 30), random(2, dtype, 30, 70)
+    lines = a if axis == "m" else b.T
+    lines[12:20] = 4 * lines[20]
+    found = check(a, b, reduce=["absmax", "argmax"], axis=axis)
+    assert (found["argmax"] == 12).any()
+
+
+@pytest.mark.usefixtures("alone")
+def test_results_of_any_strides():
+    on, a, b = machine(), random(1, "float64", 3, 70, 20), random(2, "float64", 3, 20, 90)
+    problem = build(a, b, reduce=["max", "argmax"], axis="n")
+    whole = {"max": on.put(np.zeros((3, 70, 2))), "argmax": on.put(np.zeros((70, 3), np.int64))}
+    results = {"max": whole["max"][..., 1], "argmax": whole["argmax"].T}
+    screen.run_gemm_reduce(on.launcher, problem, None, on.put(a), on.put(b), results)
+    assert_reduced(problem, a, b, {name: on.get(x) for name, x in results.items()})
+    assert not on.get(whole["max"])[..., 0].any()
 
 
 @pytest.mark.usefixtures("alone")
@@ -216,6 +280,62 @@ def test_what_is_recorded_does_the_same():
         arrays[1][:, 20:60] = arrays[1][:, 20:21]
         for x in arrays[2:]:
             x[...] = 0
+
+
+def test_five_launches_of_which_those_beside_which_there_is_room_may_start_early():
+    """Not the one that looks through the product, which would take room from the product's end. Nothing is cleared."""
+    config = GemmConfig(algorithm="screen")
+    problem = GemmReduceProblem.build(
+        *(Operand.contiguous((8, 1024, 1024), "float64") for _ in range(2)), reduce="max", axis="m", config=config
+    )
+    spec = KNOWN["H200"]
+    keys = [(ArrayKey(x.shape, x.dtype, x.strides), 0) for x in (np.empty((8, 1024, 1024)),) * 2]
+    program = program_of(ShimLauncher(spec), problem, plan_gemm_reduce(problem, spec), keys, written_of(problem))
+    assert [step.entry for step in program.steps] == [
+        "screen_round", "wgmma_gemm", "screen_rows", "dmma_reduce", "gemm_reduce_finish",
+    ]  # fmt: skip
+    assert [step.dependent for step in program.steps] == [False, True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "batch", "m", "expected"),
+    [("float64", 8, 1024, 16), ("float64", 1, 4096, 8), ("float64", 1, 64, 8), ("complex128", 8, 1024, 8)],
+)
+def test_few_rows_are_spread_over_the_device(dtype, batch, m, expected):
+    problem = extremes(dtype, batch, m, 1024, 512)
+    assert screen.rows_of_block(problem, batch * m, KNOWN["H200"]) == expected
+
+
+def extremes(dtype, batch, m, n, k):
+    a, b = Operand.contiguous((batch, m, k), dtype), Operand.contiguous((batch, k, n), dtype)
+    return GemmReduceProblem.build(a, b, reduce="absmax", axis="n")
+
+
+@pytest.mark.parametrize(
+    ("batch", "m", "n", "k", "expected"),
+    [
+        (8, 1024, 1024, 512, (128, 128)),
+        (8, 2048, 1024, 1024, (128, 128)),
+        (3, 901, 704, 80, (128, 128)),
+        (1, 1024, 1024, 512, (128, 64)),  # no larger than others would have it
+        (8, 1024, 1024, 1032, (128, 256)),
+        (1, 4096, 4096, 4096, (128, 256)),
+    ],
+)
+def test_products_with_a_short_k_have_no_large_tiles(batch, m, n, k, expected):
+    a, b = Operand.contiguous((batch, m, k), "float16"), Operand.contiguous((batch, n, k), "float16")
+    tile = screen.product_tile(GemmProblem.build(a, b, trans_b="T"), KNOWN["H200"])
+    assert (tile.block_m, tile.block_n) == expected
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_lines_fit_shared_memory(parts):
+    for k in (1, 31, 512 // parts, 513 // parts, 1024 // parts, 16384 // parts):
+        lines, steps = screen.lines_of_block(k, parts)
+        assert lines * parts * (steps + 1) * 8 * 3 <= KNOWN["H200"].shared_per_sm - 3 * 1024
+        assert steps % 32 == 0
+        assert steps >= k or lines * steps * parts == 8192
+        assert lines == (16 if k * parts <= 512 else 8)
 
 
 def test_what_it_refuses():
