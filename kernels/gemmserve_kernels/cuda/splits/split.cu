@@ -19,15 +19,13 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) spli
     GEMM_DYNAMIC_SHARED(dynamic);
     static_assert(sizeof(alone::Shared) <= GEMM_SHARED_BYTES, "as the host counts");
     alone::Shared& shared = *reinterpret_cast<alone::Shared*>(dynamic);
-    const Long of_a = params.a.units * params.a.matrices, all = of_a + params.b.units * params.b.matrices;
-    const int number = warp_number();
-    const Long warp = static_cast<Long>(blockIdx.x) * WARPS + number, warps = static_cast<Long>(gridDim.x) * WARPS;
-    const Long first = all * warp / warps, last = all * (warp + 1) / warps;
+    const int of_a = static_cast<int>(params.a.units * params.a.matrices);
     wait_for_previous();
-    if (is_idle(params)) return;
-    alone::split_operand<false, GEMM_A_ALONG_K, GEMM_VECTOR_A>(params.a, 0, first, last, shared.unit[number], params.status);
-    alone::split_operand<true, GEMM_B_ALONG_K, GEMM_VECTOR_B>(params.b, of_a, first, last, shared.unit[number], params.status);
     let_next_start();
+    if (is_idle(params)) return;
+    int number = static_cast<int>(blockIdx.x);
+    number = alone::split_operand<false, GEMM_A_ALONG_K, GEMM_VECTOR_A>(params.a, 0, number, shared, params.status);
+    alone::split_operand<true, GEMM_B_ALONG_K, GEMM_VECTOR_B>(params.b, of_a, number, shared, params.status);
 }
 
 #else
