@@ -83,7 +83,8 @@ class Geometry:
         """At least sizeof(along::Shared) or sizeof(across::Shared) of cuda/splits; whole pieces."""
         warps, parts = self.threads // WARP, 2 if complex_data else 1
         if self.alone:
-            return self.stages * self.alone * self.strip
+            found = 2 * self.columns(complex_data=complex_data) * (2 * parts + 1) * 4
+            return _whole_pieces(self.stages * self.alone * self.strip + found)
         if along:
             stages = self.stages if k <= self.along_k else 1
             run = RUN * 4 * parts

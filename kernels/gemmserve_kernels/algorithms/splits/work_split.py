@@ -35,13 +35,7 @@ def _alone(spec: DeviceSpec, geometry: Geometry, sides: _Sides, both: list[Split
         if side is not None:
             params.units = -(-side.rows // geometry.columns(complex_data=side.complex))
             units += int(params.units) * side.matrices
-
-    def longest(blocks: int) -> int:
-        """Units of a multiprocessor of so many blocks, where every block does as many as the busiest one."""
-        return blocks * -(-units // (blocks * spec.sm_count))
-
-    most = geometry.blocks
-    return min(units, spec.sm_count * min(range(most, most // 2, -1), key=longest))
+    return min(units, spec.sm_count * geometry.blocks)
 
 
 def _together(spec: DeviceSpec, geometry: Geometry, cluster: int, sides: _Sides, both: list[SplitOperandParams]) -> int:

@@ -3,8 +3,9 @@
 // A unit is STRIP / element neighbouring vectors. A block fetches it into its shared memory, later ones while it converts this
 // one, and each of its warps has OWN of the vectors to itself: LANES lanes have one, each RUN of its steps of k at a time; what
 // they have to agree on, its largest magnitude and what is counted of it, goes from lane to lane. Vectors along memory are
-// fetched by the warp that converts them, strips across it by the whole block, line by line. Blocks take units in turn, so that
-// those that are fetched at one time lie next to each other in memory; all of A come before those of B.
+// fetched by the warp that converts them, strips across it by the whole block, line by line. What is counted is written down
+// by one of the warps, while the others go on. Blocks take units in turn, so that those that are fetched at one time lie next to
+// each other in memory; all of A come before those of B.
 #pragma once
 
 #include "../common/memory/lanes.cuh"
@@ -23,10 +24,34 @@ constexpr int STAGES = GEMM_STAGES;
 static_assert(LANES <= 32 && LANES * RUNS * RUN == GEMM_HELD_K, "whole runs of lanes");
 static_assert(TURNS * AT_ONCE * WARPS == VECTORS && TURNS <= LANES && ROW <= 16, "whole turns of all warps, a lane for each");
 
+static_assert(GROUP % VECTORS == 0, "a unit lies in one group");
+
 using Unit = Piece[VECTORS * LINE];
+
+// What is found of a vector.
+struct Found {
+    int counts[COUNTS];
+    unsigned largest[PARTS];
+};
 
 struct Shared {
     Unit unit[STAGES];
+    Found found[2][VECTORS];  // of this unit and of the one before
+};
+
+// A unit of an operand, of which blocks take those that are `step` apart: no divisions but for the first.
+struct Turn {
+    int matrix, unit, units, step_matrix, step_unit;
+
+    GEMM_DEVICE Turn(const SplitOperandParams& operand, int number, int step) : units(static_cast<int>(operand.units)) {
+        matrix = number / units, unit = number - matrix * units;
+        step_matrix = step / units, step_unit = step - step_matrix * units;
+    }
+    GEMM_DEVICE Place place() const { return {matrix, unit * VECTORS}; }
+    GEMM_DEVICE void next() {
+        matrix += step_matrix, unit += step_unit;
+        if (unit >= units) unit -= units, ++matrix;
+    }
 };
 
 template <bool SIDE_B, bool ALONG, bool VECTOR>
@@ -49,15 +74,10 @@ struct Split {
     GEMM_DEVICE int lane() const { return thread % 32; }
     GEMM_DEVICE int first_vector() const { return thread / 32 * OWN; }
 
-    // Those who have fetched a unit, or have read it, meet.
-    static GEMM_DEVICE void meet() {
-        if constexpr (ALONG) __syncwarp();
-        else __syncthreads();
-    }
-
-    GEMM_DEVICE void begin(int number, int last, int stage) const {
-        if (number < last) fetch_unit(place_of(operand, number, VECTORS), shared.unit[stage]);
+    GEMM_DEVICE void begin(Turn& turn, int stage) const {
+        if (turn.matrix < operand.matrices) fetch_unit(turn.place(), shared.unit[stage]);
         copy_commit();
+        turn.next();
     }
 
     GEMM_DEVICE void fetch_unit(const Place& at, Piece* to) const {
@@ -100,35 +120,35 @@ struct Split {
         }
     }
 
-    // Units from `first` on, `step` apart, to `last` of all matrices.
-    GEMM_DEVICE void run(int first, int step, int last, int* status) const {
+    // Units from `first` on, `step` apart, of all matrices.
+    GEMM_DEVICE void run(int first, int step, int* status) const {
+        Turn turn(operand, first, step), ahead = turn;
 #pragma unroll
-        for (int stage = 0; stage + 1 < STAGES; ++stage) begin(first + stage * step, last, stage);
-        int stage = 0;
-        for (int number = first; number < last; number += step) {
-            begin(number + (STAGES - 1) * step, last, stage == 0 ? STAGES - 1 : stage - 1);
+        for (int stage = 0; stage + 1 < STAGES; ++stage) begin(ahead, stage);
+        int stage = 0, number = 0;
+        for (; turn.matrix < operand.matrices; turn.next(), ++number) {
+            begin(ahead, stage == 0 ? STAGES - 1 : stage - 1);
             copy_wait<STAGES - 1>();
-            meet();
-            convert(place_of(operand, number, VECTORS), shared.unit[stage], status);
-            meet();
+            __syncthreads();
+            convert(turn.place(), shared.unit[stage], shared.found[number & 1]);
+            __syncthreads();  // all have read the unit
+            if (thread / 32 == number % WARPS) write_down(turn.place(), shared.found[number & 1], status);
             stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
         copy_wait<0>();
         __syncthreads();  // the other operand's units come to the same memory
     }
 
-    GEMM_DEVICE void convert(const Place& at, const Piece* unit, int* status) const {
+    GEMM_DEVICE void convert(const Place& at, const Piece* unit, Found (&found)[VECTORS]) const {
         const int lane = this->lane(), step = lane % LANES * RUN, mine = first_vector() + lane / LANES;
         const Long plane = operand.rows * operand.pitch;
         Half* to = planes_of(operand, {at.matrix, at.row + mine}) + step;
-        unsigned kept[PARTS] = {};  // of the turn that this lane writes down
-        int kept_counts[COUNTS] = {};
 #pragma unroll 1
         for (int turn = 0; turn < TURNS; ++turn) {
             const int vector = mine + turn * AT_ONCE;
             float re[RUN], im[RUN] = {};
             float largest[PARTS] = {};
-#pragma unroll
+#pragma unroll 1
             for (int run = RUNS; run-- > 0;) {
                 load(unit, vector, step + run * 32 * RUN, re, im);
 #pragma unroll
@@ -142,8 +162,8 @@ struct Split {
             for (int p = 0; p < PARTS; ++p) most[p] = largest_of_lanes(bits_of(largest[p]));
             const Scaling by = scaling_for(larger(most[0], most[PARTS - 1]));
             Tally tally = {};
-#pragma unroll
-            for (int run = 0; run < RUNS; ++run) {
+#pragma unroll 1
+            for (int run = 0; run < RUNS; ++run) {  // the first one is still there
                 if (run > 0) load(unit, vector, step + run * 32 * RUN, re, im);
                 Vector<unsigned, RUN / 2> words[PLANES];
                 convert_run<SIDE_B>(re, im, by, operand, words, tally);
@@ -154,18 +174,53 @@ struct Split {
             to += AT_ONCE * operand.pitch;
             tally.unpack();
             sum_of_all_lanes(tally.count);
-            if (lane % LANES == turn) {
+            if (lane % LANES == 0) {
 #pragma unroll
-                for (int i = 0; i < COUNTS; ++i) kept_counts[i] = tally.count[i];
+                for (int i = 0; i < COUNTS; ++i) found[vector].counts[i] = tally.count[i];
 #pragma unroll
-                for (int p = 0; p < PARTS; ++p) kept[p] = most[p];
+                for (int p = 0; p < PARTS; ++p) found[vector].largest[p] = most[p];
             }
         }
-        const int row = at.row + first_vector() + lane % LANES * AT_ONCE + lane / LANES;
-        if (lane % LANES < TURNS && row < operand.rows) {
-            operand.exponents[at.matrix * operand.rows + row] = undo_exponent(larger(kept[0], kept[PARTS - 1]));
-            record(operand, at.matrix, row, kept_counts, kept, GEMM_HELD_K - static_cast<int>(operand.k), status);
+    }
+
+    // By a whole warp.
+    GEMM_DEVICE void write_down(const Place& at, const Found (&found)[VECTORS], int* status) const {
+        const int padding = GEMM_HELD_K - static_cast<int>(operand.k);
+#pragma unroll
+        for (int first = 0; first < VECTORS; first += 32) {
+            const int vector = first + lane(), row = at.row + vector;
+            const bool exists = vector < VECTORS && row < operand.rows;
+            const Found& of = found[exists ? vector : 0];
+            if (exists) {
+                operand.exponents[at.matrix * operand.rows + row] = undo_exponent(larger(of.largest[0], of.largest[PARTS - 1]));
+            }
+            if constexpr (BFLOAT) {
+                if (exists) record(operand, at.matrix, row, of.counts, of.largest, padding, status);
+            } else {
+                Deficit deficit = {};
+                if (exists) deficit = deficit_of(of.counts, of.largest, padding);
+                const int doubts = __popc(__ballot_sync(ALL_LANES, deficit.is_doubtful(operand.k)));
+                deficit.best = largest_of_warp(deficit.best);
+                deficit.worst = largest_of_warp(deficit.worst);
+                deficit.lossy = largest_of_warp(deficit.lossy);
+                const bool re = __any_sync(ALL_LANES, deficit.present & 1), im = __any_sync(ALL_LANES, deficit.present & 2);
+                deficit.present = (re ? 1 : 0) | (im ? 2 : 0);
+                if (lane() == 0) deficit.raise_group(operand, at.matrix, row, doubts);
+            }
         }
+    }
+
+    static GEMM_DEVICE int largest_of_warp(int count) {
+#if defined(GEMM_CUDA)
+        return __reduce_max_sync(ALL_LANES, count);
+#else
+#pragma unroll
+        for (int other = 1; other < 32; other *= 2) {
+            const int more = __shfl_xor_sync(ALL_LANES, count, other);
+            count = more > count ? more : count;
+        }
+        return count;
+#endif
     }
 
     // The largest of the lanes that have a vector.
@@ -238,7 +293,7 @@ GEMM_DEVICE int split_operand(const SplitOperandParams& operand, int before, int
     const int units = static_cast<int>(operand.units * operand.matrices), step = static_cast<int>(gridDim.x);
     const int first = number - before;
     if (first >= units) return number;
-    Split<SIDE_B, ALONG, VECTOR>{operand, shared, static_cast<int>(threadIdx.x)}.run(first, step, units, status);
+    Split<SIDE_B, ALONG, VECTOR>{operand, shared, static_cast<int>(threadIdx.x)}.run(first, step, status);
     return number + (units - first + step - 1) / step * step;
 }
 

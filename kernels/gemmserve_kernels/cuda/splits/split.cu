@@ -57,6 +57,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) spli
     const int group = cluster_number();
     const bool begins_with_b = group >= params.a.groups;
     wait_for_previous();
+    let_next_start();
     if (is_idle(params)) return;
 #pragma unroll 1
     for (int turn = 0; turn < 2; ++turn) {
@@ -67,7 +68,6 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) spli
                 params.b, turn == 0, group - params.a.groups, shared, params.status);
         }
     }
-    let_next_start();
     if constexpr (CLUSTER > 1) cluster_barrier();  // no block may end while another reads its shared memory
 }
 
