@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 
 DEPENDENT: Final = True
 """The kernel waits for the one ahead of it (cuda/common/dependent.cuh)."""
+_CLEARING: Final = 256
+"""Threads of a block that zeroes words."""
 _HALF: Final = np.dtype(np.float16)
 _INT: Final = np.dtype(np.int32)
 
@@ -64,6 +66,11 @@ _INT: Final = np.dtype(np.int32)
 @device_struct("splits/params.cuh")
 class SplitOperandParams(ctypes.Structure):
     """One operand of SplitParams."""
+
+
+@device_struct("splits/params.cuh")
+class ClearParams(ctypes.Structure):
+    """Arguments of split_clear."""
 
 
 @device_struct("splits/params.cuh")
@@ -311,10 +318,12 @@ def run(
     base_b: int,
     status: int,
     gate: int = 0,
+    clears: int = 0,
 ) -> None:
     """Fills the planes of one or both operands. `base_*`: what the views' addresses count from; `status`: the address
     of four int32, 0 before; the first is not 0 after where a vector is flagged, two more count what blocks have taken.
-    `gate`: the address of a word; where it is 0 on the device, nothing is done. None: 0.
+    `gate`: the address of a word; where it is 0 on the device, nothing is done. None: 0. `clears`: int32 from `status`
+    on that are zeroed first.
     """
     one = a or b
     if one is None:
@@ -327,6 +336,16 @@ def run(
         place(launcher, params.b, b, base_b)
     params.status = status
     params.gate = gate
+    if clears:
+        launcher.launch(
+            how.source,
+            "split_clear",
+            grid=-(-clears // _CLEARING),
+            block=_CLEARING,
+            shared=0,
+            params=ClearParams(words=status, count=clears),
+            dependent=DEPENDENT,
+        )
     launcher.launch(
         how.source,
         "split",

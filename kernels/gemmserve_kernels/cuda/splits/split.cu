@@ -13,6 +13,14 @@ GEMM_DEVICE bool is_idle(const SplitParams& params) {
     return params.gate != nullptr && *params.gate == 0;
 }
 
+// Zeroes what `split`, the kernel behind it, counts into.
+extern "C" __global__ void __launch_bounds__(256) split_clear(ClearParams params) {
+    let_next_start();
+    wait_for_previous();
+    const Long number = static_cast<Long>(blockIdx.x) * 256 + threadIdx.x;
+    if (number < params.count) params.words[number] = 0;
+}
+
 #if GEMM_ALONE
 
 extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) split(SplitParams params) {
