@@ -225,6 +225,7 @@ def plan(spec: DeviceSpec, scheme: Scheme, a: SplitSide | None, b: SplitSide | N
     geometry = geometry_of(one.k, spec)
     cluster = max(geometry.ranks if side.along_k else geometry.cluster for side in sides)
     shared = max(geometry.shared_bytes(one.k, complex_data=one.complex, along=side.along_k) for side in sides)
+    heavy = geometry.alone and (is_wide(scheme) or scheme == "3xfp16-3m")  # three parts of an element take more registers
     left, right = a or one, b or one  # a missing operand is compiled as the other
     defines = {
         "COMPLEX": flag(one.complex),
@@ -234,7 +235,7 @@ def plan(spec: DeviceSpec, scheme: Scheme, a: SplitSide | None, b: SplitSide | N
         "GAUSS": flag(scheme == "3xfp16-3m"),
         "INFINITE_LAST": flag(is_wide(scheme) and scheme != "9xbf16"),
         "THREADS": str(geometry.threads),
-        "MIN_BLOCKS": str(geometry.blocks),
+        "MIN_BLOCKS": str(geometry.blocks * 2 // 3 if heavy else geometry.blocks),
         "SHARED_BYTES": str(shared),
         "STAGES": str(geometry.stages),
         "STRIP": str(geometry.strip),
