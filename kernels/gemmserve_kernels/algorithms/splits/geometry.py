@@ -15,7 +15,7 @@ RUN: Final = 8
 """Steps of k that a thread converts at once."""
 _PATCH: Final = 64
 """Steps of k of a strip that a warp holds at once (cuda/splits/across.cuh)."""
-WARP: Final = 32
+_WARP: Final = 32
 """Lanes, as kernels see it."""
 _PIECE_BYTES: Final = 16
 _ALONE: Final = {True: 256, False: 64}
@@ -25,6 +25,7 @@ _MAX_ALONE: Final = {True: 3, False: 6}
 _STRIPS: Final = {True: {64: 256, 128: 256, 256: 128}, False: {64: 128, 128: 64, 256: 32}}
 """Bytes of their strips by the steps of k that they hold: whole lines of memory, as far as there is room."""
 _LONG_STRIP: Final = 64
+"""That of longer vectors."""
 _STAGE: Final = 32 << 10
 """Bytes of a unit of which there is room for two stages."""
 _ROOM: Final = 160 << 10
@@ -42,8 +43,8 @@ class Geometry:
     `patches` of a warp, `cluster` blocks that share a strip. `stream`: what is read gives way to planes in L2;
     `prefetch`: bytes that a miss brings there at once, 0 for the device's choice. Neither changes any result.
 
-    `alone`: no vector is longer than so many steps of k, and a block has all of `strip` bytes of them at each, whichever
-    way they lie, `stages` times; 0: blocks share vectors.
+    `alone`: no vector is longer than so many steps of k, and a block has all of `strip` bytes of them at each,
+    whichever way they lie, `stages` times; 0: blocks share vectors.
     """
 
     threads: int
@@ -66,11 +67,11 @@ class Geometry:
     @property
     def across_k(self) -> int:
         """Steps of k of a strip that are held."""
-        return self.cluster * self.threads // WARP * self.patches * _PATCH
+        return self.cluster * self.threads // _WARP * self.patches * _PATCH
 
     def team(self, k: int) -> int:
         """Threads that share a vector along memory."""
-        team = WARP
+        team = _WARP
         while team < self.threads and team * self.held * RUN < k:
             team *= 2
         return team
@@ -81,7 +82,7 @@ class Geometry:
 
     def shared_bytes(self, k: int, *, complex_data: bool, along: bool) -> int:
         """At least sizeof(along::Shared) or sizeof(across::Shared) of cuda/splits; whole pieces."""
-        warps, parts = self.threads // WARP, 2 if complex_data else 1
+        warps, parts = self.threads // _WARP, 2 if complex_data else 1
         if self.alone:
             found = 2 * self.columns(complex_data=complex_data) * (2 * parts + 1) * 4
             return _whole_pieces(self.stages * self.alone * self.strip + found)
@@ -121,7 +122,7 @@ def geometry_of(k: int, spec: DeviceSpec) -> Geometry:
 def _alone(k: int, spec: DeviceSpec) -> Geometry:
     """For vectors of which a block holds some whole."""
     roomy = spec.shared_per_sm >= _ROOM
-    whole = WARP * RUN
+    whole = _WARP * RUN
     held = max(_PATCH, 1 << (k - 1).bit_length()) if k <= whole else -(-k // whole) * whole
     strip = _STRIPS[roomy].get(held, _LONG_STRIP)
     stages = 2 if roomy and held * strip <= _STAGE else 1

@@ -7,9 +7,10 @@ of every group. For the wide way (`splits.gemm`) it makes three bfloat16 of an e
 flags vectors that spread over more than 92 binades, and such as have few elements near their largest
 (`common.verdict.UNFIT`). Infinities have a place in the last of the three.
 
-How it is done (cuda/splits; the shapes are in `geometry`). Short vectors are one warp's, which holds a few of them, and
-asks no other; all warps have equal parts. Of longer ones a vector's scale is known only when all of it has been
-seen, so the blocks, or clusters of blocks that see each other's shared memory, hold whole vectors there: everything
+How it is done (cuda/splits; the shapes are in `geometry`). Of short vectors (up to 1024 steps of k on Hopper, 256
+elsewhere) a block holds some neighbouring ones whole, whole lines of memory of those that lie across it, the next ones
+on their way; a warp has each to itself, and asks no other. Of longer ones a vector's scale is known only when all of it
+has been seen, so the blocks, or clusters of blocks that see each other's shared memory, hold whole vectors there: everything
 is read once and written once. Each warp fetches and converts the same steps of k of one vector after another. So it
 needs no other warp but for the maxima and counts of a vector, and it fetches the next ones as soon as it has converted
 those before them. As many blocks as the device holds share the work; which does what is settled as they go, and changes
@@ -225,7 +226,7 @@ def plan(spec: DeviceSpec, scheme: Scheme, a: SplitSide | None, b: SplitSide | N
     geometry = geometry_of(one.k, spec)
     cluster = max(geometry.ranks if side.along_k else geometry.cluster for side in sides)
     shared = max(geometry.shared_bytes(one.k, complex_data=one.complex, along=side.along_k) for side in sides)
-    heavy = geometry.alone and (is_wide(scheme) or scheme == "3xfp16-3m")  # three parts of an element take more registers
+    heavy = geometry.alone and (is_wide(scheme) or scheme == "3xfp16-3m")  # three planes: more registers
     left, right = a or one, b or one  # a missing operand is compiled as the other
     defines = {
         "COMPLEX": flag(one.complex),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from gemmserve_kernels.algorithms.splits.geometry import WARP
-
 if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.splits.geometry import Geometry
     from gemmserve_kernels.algorithms.splits.split import SplitOperandParams, SplitSide
