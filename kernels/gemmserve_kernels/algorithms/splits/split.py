@@ -10,8 +10,8 @@ flags vectors that spread over more than 92 binades, and such as have few elemen
 How it is done (cuda/splits; the shapes are in `geometry`). Of short vectors (up to 1024 steps of k on Hopper, 256
 elsewhere) a block holds some neighbouring ones whole, whole lines of memory of those that lie across it, the next ones
 on their way; a warp has each to itself, and asks no other. Of longer ones a vector's scale is known only when all of it
-has been seen, so the blocks, or clusters of blocks that see each other's shared memory, hold whole vectors there: everything
-is read once and written once. Each warp fetches and converts the same steps of k of one vector after another. So it
+has been seen, so the blocks, or clusters of blocks that see each other's shared memory, hold whole vectors there:
+everything is read once and written once. Each warp fetches and converts the same steps of k of one vector after another. So it
 needs no other warp but for the maxima and counts of a vector, and it fetches the next ones as soon as it has converted
 those before them. As many blocks as the device holds share the work; which does what is settled as they go, and changes
 no result. What a vector loses is counted only where an element lies below 2**-18 of the vector's largest magnitude:
