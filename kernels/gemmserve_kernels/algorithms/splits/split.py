@@ -11,11 +11,11 @@ How it is done (cuda/splits; the shapes are in `geometry`). Of short vectors (up
 elsewhere) a block holds some neighbouring ones whole, whole lines of memory of those that lie across it, the next ones
 on their way; a warp has each to itself, and asks no other. Of longer ones a vector's scale is known only when all of it
 has been seen, so the blocks, or clusters of blocks that see each other's shared memory, hold whole vectors there:
-everything is read once and written once. Each warp fetches and converts the same steps of k of one vector after another. So it
-needs no other warp but for the maxima and counts of a vector, and it fetches the next ones as soon as it has converted
-those before them. As many blocks as the device holds share the work; which does what is settled as they go, and changes
-no result. What a vector loses is counted only where an element lies below 2**-18 of the vector's largest magnitude:
-others lose nothing (cuda/splits/element.cuh).
+everything is read once and written once. Each warp fetches and converts the same steps of k of one vector after
+another. So it needs no other warp but for the maxima and counts of a vector, and it fetches the next ones as soon as
+it has converted those before them. As many blocks as the device holds share the work; which does what is settled as
+they go, and changes no result. What a vector loses is counted only where an element lies below 2**-18 of the vector's
+largest magnitude: others lose nothing (cuda/splits/element.cuh).
 
 Source of the split: H. Ootomo, R. Yokota, IJHPCA 36 (2022), section III, with the scale of a vector in the place of the
 constant one; of three bfloat16: G. Henry, P. T. P. Tang, A. Heinecke, ARITH 2019.
