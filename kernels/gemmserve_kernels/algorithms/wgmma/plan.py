@@ -286,7 +286,6 @@ def defines(
         "PROMOTE": str(tile.promote),
         "CLUSTER": str(tile.cluster),
         "SPLIT": str(tile.split),
-        "STAGGER": str(tile.stagger),
         "PARTIAL": flag(tile.parts > 1),
         "RASTER": str(tile.raster),
         "SWAPPED": flag(swapped),

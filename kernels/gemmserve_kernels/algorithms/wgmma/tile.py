@@ -88,12 +88,6 @@ class WgmmaTile:
         return max(self.stages * self.stage_bytes, self.exchange_bytes) + ALIGNMENT
 
     @property
-    def stagger(self) -> int:
-        """Stages that the second consumer stays behind the first one, so that they do not end a tile at one time."""
-        staggers = self.promote > 0 and self.block_m == 128 and self.split == self.cluster == 1 and not self.quartered
-        return self.stages // 3 if staggers else 0
-
-    @property
     def registers(self) -> int:
         """32-bit registers of a thread that hold sums."""
         temporary = self.instruction_n // 2 if self.promote else 0

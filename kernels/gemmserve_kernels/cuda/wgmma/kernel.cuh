@@ -16,7 +16,6 @@ struct Config {
     static constexpr int BLOCK_M = GEMM_BLOCK_M, BLOCK_N = GEMM_BLOCK_N, BLOCK_K = GEMM_BLOCK_K;
     static constexpr int INSTRUCTION_N = GEMM_INSTRUCTION_N, STAGES = GEMM_STAGES, PROMOTE = GEMM_PROMOTE;
     static constexpr int CLUSTER = GEMM_CLUSTER, SPLIT = GEMM_SPLIT, RASTER = GEMM_RASTER;
-    static constexpr int STAGGER = GEMM_STAGGER;  // stages that the second consumer stays behind the first one, 0: none
     static constexpr bool SWAPPED = GEMM_SWAPPED, PLANAR = GEMM_PLANAR, VECTOR_D = GEMM_VECTOR_D, WIDE_D = GEMM_WIDE_D;
     static constexpr bool ADDS_C = GEMM_ADDS_C;  // else beta is 0
     using C = GEMM_TYPE_C;
@@ -45,7 +44,6 @@ struct Config {
     static constexpr int ACCUMULATIONS =
         SCHEME == SCHEME_3XFP16 || SCHEME == SCHEME_FP16 ? PROMOTE / 16 * COMPONENTS : 0;
     static_assert(CLUSTER == 1 || SPLIT == 1, "a cluster shares operands or splits k");
-    static_assert(STAGGER == 0 || (CONSUMERS == 2 && STAGGER < STAGES), "the first one does not wait for the second one");
     static_assert(
         !QUARTERED || (PROMOTE == BLOCK_K && BLOCK_M == BLOCK_N && PARTS == 1 && CLUSTER == 1),
         "a quarter is one side of a square tile");
@@ -79,11 +77,10 @@ GEMM_DEVICE void multiply_block(const WgmmaParams& params, Finish finish) {
     GEMM_DYNAMIC_SHARED(dynamic);
     __shared__ __align__(8) Barrier full[Config::STAGES], empty[Config::STAGES];
     __shared__ Work work[Config::STAGES + 1];
-    __shared__ __align__(8) Barrier begun;
     constexpr bool CLUSTERED = Config::CLUSTER * Config::SPLIT > 1;
     const Pipeline pipeline{
         (shared_address(dynamic) + ALIGNMENT - 1) & ~(ALIGNMENT - 1u), shared_address(full), shared_address(empty),
-        shared_address(&begun), work};
+        work};
     // The same in all lanes, which the compiler cannot see: descriptors then live in uniform registers.
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), thread = threadIdx.x % 128;
     const unsigned rank = CLUSTERED ? cluster_rank() : 0;
@@ -92,7 +89,6 @@ GEMM_DEVICE void multiply_block(const WgmmaParams& params, Finish finish) {
             barrier_init(shared_address(&full[i]), 1);
             barrier_init(shared_address(&empty[i]), Config::CONSUMERS * Config::CLUSTER);
         }
-        barrier_init(shared_address(&begun), 1);
         barrier_init_fence();
     }
     __syncthreads();

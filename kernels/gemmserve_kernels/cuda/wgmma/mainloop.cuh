@@ -40,8 +40,6 @@ GEMM_DEVICE void consume(
     int thread, Begin begin_unit, Finish finish_unit) {
     FilledStages<Config> stages(pipeline, group, thread);
     Turn<Config::STAGES + 1> works;
-    Stagger<Config> stagger(params, pipeline, group, thread);
-    stagger.begin();
     for_each_unit<Config>(params, verdicts, [&](int) {
         stages.wait();
         const Work work = pipeline.work[works.stage];
@@ -57,13 +55,9 @@ GEMM_DEVICE void consume(
             }
         }
         SchemeOf<Config> scheme;
-        for (int block = slice.first; block < slice.last; ++block) {
-            scheme.multiply(sums, stages, block);
-            stagger.stage_done();
-        }
+        for (int block = slice.first; block < slice.last; ++block) scheme.multiply(sums, stages, block);
         scheme.end(sums, stages);
         finish_unit(work, sums);
         works.next();
     });
-    stagger.end();
 }

@@ -7,7 +7,6 @@
 
 struct Pipeline {
     Address stages, full, empty;  // `full` and `empty`: a barrier for each stage
-    Address begun;                // the barrier at which the second consumer waits for the first one
     Work* work;                   // of the unit that is being finished, and of as many that follow as there are stages
 
     static constexpr unsigned BARRIER_BYTES = sizeof(Barrier);
@@ -25,42 +24,6 @@ struct Turn {
             stage = 0;
             parity ^= 1;
         }
-    }
-};
-
-// Two consumers that end a tile at one time leave the tensor cores idle meanwhile. So where a block has several tiles the second
-// one begins when the first one has multiplied STAGGER stages: one multiplies while the other ends its tile.
-template <class Config>
-struct Stagger {
-    const Pipeline& pipeline;
-    const int thread;
-    const bool behind;  // this consumer is
-    int left;           // stages of the first one that the other waits for
-
-    GEMM_DEVICE Stagger(const WgmmaParams& params, const Pipeline& p, int group, int t)
-        : pipeline(p), thread(t),
-          behind(Config::STAGGER > 0 && group == 1 && params.units > static_cast<int>(gridDim.x)),
-          left(Config::STAGGER > 0 && group == 0 ? Config::STAGGER : 0) {}
-
-    GEMM_DEVICE void begin() const {
-        if constexpr (Config::STAGGER > 0) {
-            if (behind) barrier_wait(pipeline.begun, 0);
-        }
-    }
-    GEMM_DEVICE void stage_done() {
-        if constexpr (Config::STAGGER > 0) {
-            if (left > 0 && --left == 0) tell();
-        }
-    }
-    GEMM_DEVICE void end() {
-        if constexpr (Config::STAGGER > 0) {
-            if (left > 0) tell();
-        }
-    }
-
-private:
-    GEMM_DEVICE void tell() const {
-        if (thread == 0) barrier_arrive(pipeline.begun);
     }
 };
 

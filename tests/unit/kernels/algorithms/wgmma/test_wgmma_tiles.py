@@ -167,11 +167,3 @@ def test_a_c_of_another_type():
     operands = [Operand.of(matrix(8, 8))] * 2
     half = GemmProblem.build(*operands, Operand.of(matrix(8, 8, dtype="float16")), beta=1)
     assert supports(half, H200) is None
-
-
-def test_the_second_consumer_stays_behind_where_stages_are_left():
-    tile = resolve(None, problem(256, 256, 256, batch=(256,)), H200)
-    assert (tile.block_m, tile.stages, tile.stagger) == (128, 3, 1)
-    assert replace(tile, block_k=16, stages=6).stagger == 2
-    for alone in (replace(tile, block_m=64), replace(tile, stages=2), replace(tile, split=2), replace(tile, cluster=2)):
-        assert alone.stagger == 0
