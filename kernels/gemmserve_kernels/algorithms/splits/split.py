@@ -60,6 +60,8 @@ DEPENDENT: Final = True
 """The kernel waits for the one ahead of it (cuda/common/dependent.cuh)."""
 _CLEARING: Final = 256
 """Threads of a block that zeroes words."""
+_HEAVY_THREADS: Final = 512
+"""Threads of a multiprocessor that have the registers to make three planes of vectors that they hold whole."""
 _HALF: Final = np.dtype(np.float16)
 _INT: Final = np.dtype(np.int32)
 
@@ -226,7 +228,8 @@ def plan(spec: DeviceSpec, scheme: Scheme, a: SplitSide | None, b: SplitSide | N
     geometry = geometry_of(one.k, spec)
     cluster = max(geometry.ranks if side.along_k else geometry.cluster for side in sides)
     shared = max(geometry.shared_bytes(one.k, complex_data=one.complex, along=side.along_k) for side in sides)
-    heavy = geometry.alone and (is_wide(scheme) or scheme == "3xfp16-3m")  # three planes: more registers
+    if geometry.alone and (is_wide(scheme) or scheme == "3xfp16-3m"):
+        geometry = replace(geometry, blocks=max(1, min(geometry.blocks, _HEAVY_THREADS // geometry.threads)))
     left, right = a or one, b or one  # a missing operand is compiled as the other
     defines = {
         "COMPLEX": flag(one.complex),
@@ -236,7 +239,7 @@ def plan(spec: DeviceSpec, scheme: Scheme, a: SplitSide | None, b: SplitSide | N
         "GAUSS": flag(scheme == "3xfp16-3m"),
         "INFINITE_LAST": flag(is_wide(scheme) and scheme != "9xbf16"),
         "THREADS": str(geometry.threads),
-        "MIN_BLOCKS": str(geometry.blocks * 2 // 3 if heavy else geometry.blocks),
+        "MIN_BLOCKS": str(geometry.blocks),
         "SHARED_BYTES": str(shared),
         "STAGES": str(geometry.stages),
         "STRIP": str(geometry.strip),

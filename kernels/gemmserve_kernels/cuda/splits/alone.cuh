@@ -289,11 +289,11 @@ struct Split {
 // This block's units of an operand, which are `before` and following ones of all that blocks take in turn. Returns the number
 // of its next one.
 template <bool SIDE_B, bool ALONG, bool VECTOR>
-GEMM_DEVICE int split_operand(const SplitOperandParams& operand, int before, int number, Shared& shared, int* status) {
-    const int units = static_cast<int>(operand.units * operand.matrices), step = static_cast<int>(gridDim.x);
-    const int first = number - before;
+GEMM_DEVICE Long split_operand(const SplitOperandParams& operand, Long before, Long number, Shared& shared, int* status) {
+    const Long units = operand.units * operand.matrices, first = number - before;
+    const int step = static_cast<int>(gridDim.x);
     if (first >= units) return number;
-    Split<SIDE_B, ALONG, VECTOR>{operand, shared, static_cast<int>(threadIdx.x)}.run(first, step, status);
+    Split<SIDE_B, ALONG, VECTOR>{operand, shared, static_cast<int>(threadIdx.x)}.run(static_cast<int>(first), step, status);
     return number + (units - first + step - 1) / step * step;
 }
 

@@ -27,11 +27,11 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) spli
     GEMM_DYNAMIC_SHARED(dynamic);
     static_assert(sizeof(alone::Shared) <= GEMM_SHARED_BYTES, "as the host counts");
     alone::Shared& shared = *reinterpret_cast<alone::Shared*>(dynamic);
-    const int of_a = static_cast<int>(params.a.units * params.a.matrices);
+    const Long of_a = params.a.units * params.a.matrices;
     wait_for_previous();
     let_next_start();
     if (is_idle(params)) return;
-    int number = static_cast<int>(blockIdx.x);
+    Long number = blockIdx.x;
     number = alone::split_operand<false, GEMM_A_ALONG_K, GEMM_VECTOR_A>(params.a, 0, number, shared, params.status);
     alone::split_operand<true, GEMM_B_ALONG_K, GEMM_VECTOR_B>(params.b, of_a, number, shared, params.status);
 }

@@ -145,19 +145,22 @@ def test_vectors_held_whole(launcher, monkeypatch, k, rows, dtype, trans, scheme
 
 
 @pytest.mark.parametrize(
-    ("matrices", "rows", "blocks"),
+    ("matrices", "rows", "scheme", "blocks"),
     [
-        (64, 1024, 3 * 132),  # 4096 units: as many blocks as fit
-        (1, 16, 2),  # one unit of either operand
-        (1, 3000, 2 * 94),
+        (64, 1024, "3xfp16", 3 * 132),  # 4096 units: as many blocks as fit
+        (64, 1024, "6xbf16", 2 * 132),  # more registers
+        (1, 16, "3xfp16", 2),  # one unit of either operand
+        (1, 3000, "3xfp16", 2 * 94),
     ],
 )
-def test_blocks_that_hold_vectors(matrices, rows, blocks):
+def test_blocks_that_hold_vectors(matrices, rows, scheme, blocks):
     k, item = 256, 4
     a = StoredArray((matrices, rows, k), (rows * k * item, k * item, item), np.dtype(np.float32), 0)
     b = StoredArray((matrices, k, rows), (rows * k * item, rows * item, item), np.dtype(np.float32), 0)
     sides = [split.SplitSide.of(x, (matrices,), "N", left=left, planar=False) for x, left in ((a, True), (b, False))]
-    assert split.plan(H200, "3xfp16", *sides).grid == blocks
+    plan = split.plan(H200, scheme, *sides)
+    assert plan.grid == blocks
+    assert dict(plan.source.defines)["MIN_BLOCKS"] == str(plan.geometry.blocks)
 
 
 def test_vectors_held_whole_with_narrow_strips(launcher, monkeypatch):
@@ -166,7 +169,7 @@ def test_vectors_held_whole_with_narrow_strips(launcher, monkeypatch):
 
 
 def test_vectors_held_whole_where_shared_memory_is_scarce():
-    for name, least in (("RTX5090", 6), ("A100", 2), ("MI300X", 6), ("RX7900XTX", 6)):
+    for name, least in (("RTX5090", 5), ("A100", 2), ("MI300X", 3), ("RX7900XTX", 3)):
         for k in (64, 128, 256):
             geometry = geometry_of(k, KNOWN[name])
             shared = geometry.shared_bytes(k, complex_data=True, along=True)
