@@ -23,8 +23,8 @@ _ALONE: Final = {True: 256, False: 64}
 _MAX_ALONE: Final = {True: 3, False: 6}
 """Such blocks on a multiprocessor: with more, threads have too few registers."""
 _STRIPS: Final = {True: {64: 256, 128: 256, 256: 128}, False: {64: 256, 128: 128, 256: 64}}
-"""Bytes of their strips by the steps of k that they hold: whole lines of memory, as far as there is room. Where there is
-little, several blocks of 16 KiB are on their way at a time."""
+"""Bytes of their strips by the steps of k that they hold: whole lines of memory, as far as there is room. Where
+there is little, several blocks of 16 KiB are on their way at a time."""
 _LONG_STRIP: Final = 64
 """That of longer vectors."""
 _STAGE: Final = 32 << 10
