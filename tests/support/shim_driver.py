@@ -29,7 +29,7 @@ from gemmserve_kernels.algorithms.mma.plan import MmaParams  # noqa: E402
 from gemmserve_kernels.algorithms.small.gemm import SmallParams  # noqa: E402
 from gemmserve_kernels.algorithms.splits.fallback import FallbackParams  # noqa: E402
 from gemmserve_kernels.algorithms.splits.reduce_fallback import ReduceFallbackParams  # noqa: E402
-from gemmserve_kernels.algorithms.splits.split import SplitParams  # noqa: E402
+from gemmserve_kernels.algorithms.splits.split import ClearParams, SplitParams  # noqa: E402
 from gemmserve_kernels.algorithms.sums.gemm_reduce import SumsParams  # noqa: E402
 from gemmserve_kernels.device import compiler, driver  # noqa: E402
 from gemmserve_kernels.device.element_counts import ReadCountersParams  # noqa: E402
@@ -52,6 +52,7 @@ PARAMS = {
     "reduce_fallback": ReduceFallbackParams,
     "fallback": FallbackParams,
     "split": SplitParams,
+    "split_clear": ClearParams,
     "small_gemm": SmallParams,
     "sums": SumsParams,
     "gram": GramParams,

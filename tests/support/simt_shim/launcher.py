@@ -160,7 +160,7 @@ class ShimLauncher:
         params: ctypes.Structure,
         dependent: bool = False,
     ) -> None:
-        """See Launcher: one launch ends before the next begins.
+        """See Launcher: one launch ends before the next begins, and a dependent one that does not wait for it fails.
 
         Raises the errors of ShimModule.launch, and MemoryFault for a write next to a buffer.
         """
@@ -172,7 +172,7 @@ class ShimLauncher:
         ]
         module.launch(
             entry, (grid,), (block,), (params,), shared=shared, order=self.order, regions=regions,
-            cluster=_cluster(source, entry),
+            cluster=_cluster(source, entry), dependent=dependent,
         )  # fmt: skip
         self.launches.append(entry)
         for buffer in self._blocks:

@@ -93,6 +93,7 @@ class _Request(ctypes.Structure):
         ("buffers", ctypes.POINTER(_Buffer)),
         ("buffer_count", ctypes.c_size_t),
         ("seconds", ctypes.c_double),
+        ("dependent", ctypes.c_int),
     ]
 
 
@@ -176,6 +177,7 @@ class ShimModule:
         regions: Iterable[Region] = (),
         seconds: float = 120,
         cluster: int = 1,
+        dependent: bool = False,
     ) -> int:
         """Runs a kernel and returns how often a thread was resumed.
 
@@ -183,7 +185,9 @@ class ShimModule:
         first element), ints (a C int), floats (a double) and None (a null pointer); their sizes must be those of the
         parameters. `shared` is the dynamic shared memory in bytes. `regions` are the buffers that a checked build lets
         the kernel touch, next to the ndarrays among `args`. A launch that takes more than `seconds` of processor time
-        is a Trap. `cluster` blocks run together (kernels of Hopper's clusters). Raises ShimError's subclasses.
+        is a Trap. `cluster` blocks run together (kernels of Hopper's clusters). `dependent`: kernels ahead may still
+        run, so a thread that returns, or in a checked build touches global memory, before it has waited for them is a
+        DataRace. Raises ShimError's subclasses.
         """
         if kernel not in self.kernels:
             raise LaunchError(f"no kernel {kernel!r} in this source: it has {', '.join(self.kernels)}")
@@ -205,6 +209,7 @@ class ShimModule:
             request = _Request(
                 _Dim(*grid3), _Dim(*block3), cluster, order.code, order.seed, memory.address, shared,
                 _stacks.address, _stacks.stack_bytes, PAGE, buffers, len(buffers), seconds,
+                dependent,
             )  # fmt: skip
             function = getattr(self._library, f"simt_launch_{kernel}")
             function(ctypes.byref(request), pointers, sizes, len(keep), ctypes.byref(report))

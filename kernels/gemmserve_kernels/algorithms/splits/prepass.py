@@ -92,12 +92,16 @@ def run(
     """
     (stored_a, base_a), (stored_b, base_b) = (StoredArray.of(launcher, source_of(x)) for x in (a, b))
     plan = _plan(problem, stored_a, stored_b)
-    words = launcher.zeros((plan.words,), _INT)
+    prepared = [_ready(*each) for each in ((a, scheme, plan.a, "a"), (b, scheme, plan.b, "b"))]
+    create = launcher.zeros if all(prepared) else launcher.empty  # zeroed ahead of what is split
+    words = create((plan.words,), _INT)
     ready, fresh, blocks = [], [], []
     there = memory or (None, None)
-    sides = ((a, plan.a, "a", plan.deficits_a, there[0]), (b, plan.b, "b", plan.deficits_b, there[1]))
-    for operand, side, name, first, former in sides:
-        found = _ready(operand, scheme, side, name)
+    sides = (
+        (prepared[0], plan.a, "a", plan.deficits_a, there[0]),
+        (prepared[1], plan.b, "b", plan.deficits_b, there[1]),
+    )
+    for found, side, name, first, former in sides:
         made, block = None, former
         if found is None:
             if former is None and (widens or keeps):
@@ -108,7 +112,7 @@ def run(
         ready.append(found or made)
         blocks.append(block)
     status = launcher.pointer(words)
-    split.run(launcher, fresh[0], fresh[1], base_a, base_b, status)
+    split.run(launcher, fresh[0], fresh[1], base_a, base_b, status, clears=plan.words)
     left, right = ready
     assert left is not None
     assert right is not None

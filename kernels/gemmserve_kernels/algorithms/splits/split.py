@@ -7,14 +7,15 @@ of every group. For the wide way (`splits.gemm`) it makes three bfloat16 of an e
 flags vectors that spread over more than 92 binades, and such as have few elements near their largest
 (`common.verdict.UNFIT`). Infinities have a place in the last of the three.
 
-How it is done (cuda/splits; the shapes are in `geometry`). Short vectors are one warp's, which holds a few of them, and
-asks no other; all warps have equal parts. Of longer ones a vector's scale is known only when all of it has been
-seen, so the blocks, or clusters of blocks that see each other's shared memory, hold whole vectors there: everything
-is read once and written once. Each warp fetches and converts the same steps of k of one vector after another. So it
-needs no other warp but for the maxima and counts of a vector, and it fetches the next ones as soon as it has converted
-those before them. As many blocks as the device holds share the work; which does what is settled as they go, and changes
-no result. What a vector loses is counted only where an element lies below 2**-18 of the vector's largest magnitude:
-others lose nothing (cuda/splits/element.cuh).
+How it is done (cuda/splits; the shapes are in `geometry`). Of short vectors (up to 1024 steps of k on Hopper, 256
+elsewhere) a block holds some neighbouring ones whole, whole lines of memory of those that lie across it, the next ones
+on their way; a warp has each to itself, and asks no other. Of longer ones a vector's scale is known only when all of it
+has been seen, so the blocks, or clusters of blocks that see each other's shared memory, hold whole vectors there:
+everything is read once and written once. Each warp fetches and converts the same steps of k of one vector after
+another. So it needs no other warp but for the maxima and counts of a vector, and it fetches the next ones as soon as
+it has converted those before them. As many blocks as the device holds share the work; which does what is settled as
+they go, and changes no result. What a vector loses is counted only where an element lies below 2**-18 of the vector's
+largest magnitude: others lose nothing (cuda/splits/element.cuh).
 
 Source of the split: H. Ootomo, R. Yokota, IJHPCA 36 (2022), section III, with the scale of a vector in the place of the
 constant one; of three bfloat16: G. Henry, P. T. P. Tang, A. Heinecke, ARITH 2019.
@@ -57,6 +58,10 @@ if TYPE_CHECKING:
 
 DEPENDENT: Final = True
 """The kernel waits for the one ahead of it (cuda/common/dependent.cuh)."""
+_CLEARING: Final = 256
+"""Threads of a block that zeroes words."""
+_HEAVY_THREADS: Final = 512
+"""Threads of a multiprocessor that have the registers to make three planes of vectors that they hold whole."""
 _HALF: Final = np.dtype(np.float16)
 _INT: Final = np.dtype(np.int32)
 
@@ -64,6 +69,11 @@ _INT: Final = np.dtype(np.int32)
 @device_struct("splits/params.cuh")
 class SplitOperandParams(ctypes.Structure):
     """One operand of SplitParams."""
+
+
+@device_struct("splits/params.cuh")
+class ClearParams(ctypes.Structure):
+    """Arguments of split_clear."""
 
 
 @device_struct("splits/params.cuh")
@@ -218,6 +228,8 @@ def plan(spec: DeviceSpec, scheme: Scheme, a: SplitSide | None, b: SplitSide | N
     geometry = geometry_of(one.k, spec)
     cluster = max(geometry.ranks if side.along_k else geometry.cluster for side in sides)
     shared = max(geometry.shared_bytes(one.k, complex_data=one.complex, along=side.along_k) for side in sides)
+    if geometry.alone and (is_wide(scheme) or scheme == "3xfp16-3m"):
+        geometry = replace(geometry, blocks=max(1, min(geometry.blocks, _HEAVY_THREADS // geometry.threads)))
     left, right = a or one, b or one  # a missing operand is compiled as the other
     defines = {
         "COMPLEX": flag(one.complex),
@@ -311,10 +323,12 @@ def run(
     base_b: int,
     status: int,
     gate: int = 0,
+    clears: int = 0,
 ) -> None:
     """Fills the planes of one or both operands. `base_*`: what the views' addresses count from; `status`: the address
     of four int32, 0 before; the first is not 0 after where a vector is flagged, two more count what blocks have taken.
-    `gate`: the address of a word; where it is 0 on the device, nothing is done. None: 0.
+    `gate`: the address of a word; where it is 0 on the device, nothing is done. None: 0. `clears`: int32 from `status`
+    on that are zeroed first.
     """
     one = a or b
     if one is None:
@@ -327,6 +341,16 @@ def run(
         place(launcher, params.b, b, base_b)
     params.status = status
     params.gate = gate
+    if clears:
+        launcher.launch(
+            how.source,
+            "split_clear",
+            grid=-(-clears // _CLEARING),
+            block=_CLEARING,
+            shared=0,
+            params=ClearParams(words=status, count=clears),
+            dependent=DEPENDENT,
+        )
     launcher.launch(
         how.source,
         "split",

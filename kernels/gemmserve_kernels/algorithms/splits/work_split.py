@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from gemmserve_kernels.algorithms.splits.geometry import WARP
-
 if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.splits.geometry import Geometry
     from gemmserve_kernels.algorithms.splits.split import SplitOperandParams, SplitSide
@@ -29,22 +27,13 @@ def deal(spec: DeviceSpec, geometry: Geometry, cluster: int, sides: _Sides, both
 
 
 def _alone(spec: DeviceSpec, geometry: Geometry, sides: _Sides, both: list[SplitOperandParams]) -> int:
-    """Return the division among warps that take equal parts."""
+    """Return the number of blocks that take units in turn."""
     units = 0
     for side, params in zip(sides, both, strict=True):
         if side is not None:
             params.units = -(-side.rows // geometry.columns(complex_data=side.complex))
             units += int(params.units) * side.matrices
-    warps = geometry.threads // WARP
-    wanted = -(-units // warps)
-
-    def longest(blocks: int) -> int:
-        """Units of a multiprocessor of so many blocks, where every warp does as many as the busiest one."""
-        return blocks * -(-wanted // (blocks * spec.sm_count))
-
-    # More than half the blocks are not faster, but for a last round that has few units left (one H200, float32).
-    most = geometry.blocks
-    return min(wanted, spec.sm_count * min(range(most, most // 2, -1), key=longest))
+    return min(units, spec.sm_count * geometry.blocks)
 
 
 def _together(spec: DeviceSpec, geometry: Geometry, cluster: int, sides: _Sides, both: list[SplitOperandParams]) -> int:

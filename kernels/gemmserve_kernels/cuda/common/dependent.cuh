@@ -10,6 +10,9 @@
 GEMM_DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 // The next kernel may take the place that blocks of this one leave, once all of them have come here or returned.
 GEMM_DEVICE void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+#elif defined(GEMM_SHIM)
+using simt::wait_for_previous;  // notes who has waited
+GEMM_DEVICE void let_next_start() {}
 #else
 GEMM_DEVICE void wait_for_previous() {}
 GEMM_DEVICE void let_next_start() {}

@@ -192,13 +192,48 @@ GEMM_DEVICE void raise_word(int* word, int value) {
     if (value > 0) atomicMax(word, value);
 }
 
-// Writes down what has been counted of a vector: `counts` as in Tally, `largest` magnitudes (bits) of its parts; `padding`:
-// how many of those that are not large were none of its elements.
+// What float16 planes lack of a vector, or of several of a group the most of it; nothing of one that is all zero.
+struct Deficit {
+    int best, worst, lossy, present;
+
+    GEMM_DEVICE bool is_doubtful(Long k) const {
+        return present != 0 && 2ll * worst + (lossy + 1ll) / 2 + 2 > k - SPARE;
+    }
+    // `doubts`: how many of the vectors are doubtful.
+    GEMM_DEVICE void raise_group(const SplitOperandParams& operand, int matrix, int row, int doubts) const {
+        if (present == 0) return;
+        int* const words = operand.deficits + 1 + (matrix * groups_of(operand.rows) + row / GROUP) * GROUP_WORDS;
+        raise_word(words, best);
+        raise_word(words + 1, worst);
+        raise_word(words + 2, lossy);
+        atomicOr(words + 3, present);
+        if (doubts > 0) atomicAdd(operand.deficits, doubts);
+    }
+};
+
+// `counts` as in Tally, `largest` magnitudes (bits) of a vector's parts; `padding`: how many of those that are not large were
+// none of its elements.
+GEMM_DEVICE Deficit deficit_of(const int (&counts)[COUNTS], const unsigned (&largest)[PARTS], int padding) {
+    const unsigned most = larger(largest[0], largest[PARTS - 1]);
+    if (most == 0) return {};
+    Deficit found = {NEVER, 0, counts[LOSSY], 0};
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) {
+        int deficit = most >= INFINITE ? NEVER : counts[p] - padding;
+        deficit = deficit < NEVER ? deficit : NEVER;
+        found.best = deficit < found.best ? deficit : found.best;
+        found.worst = deficit > found.worst ? deficit : found.worst;
+        found.present |= largest[p] != 0 || most >= INFINITE ? 1 << p : 0;
+    }
+    return found;
+}
+
+// Writes down what has been counted of a vector, as in `deficit_of`.
 GEMM_DEVICE void record(
     const SplitOperandParams& operand, int matrix, int row, const int (&counts)[COUNTS], const unsigned (&largest)[PARTS],
     int padding, int* status) {
-    const unsigned most = larger(largest[0], largest[PARTS - 1]);
     if constexpr (BFLOAT) {
+        const unsigned most = larger(largest[0], largest[PARTS - 1]);
         const bool unfit = !INFINITE_LAST && most == INFINITE;  // products with NaN are NaN as they are
         const bool deep = unfit || counts[LOSSY] != 0;
         bool sparse = unfit;
@@ -209,22 +244,8 @@ GEMM_DEVICE void record(
         operand.flags[matrix * operand.rows + row] = (deep ? FLAG_DEEP : 0) | (sparse ? FLAG_SPARSE : 0);
         if (deep) atomicAdd(status, 1);
     } else {
-        if (most == 0) return;
-        int* const words = operand.deficits + 1 + (matrix * groups_of(operand.rows) + row / GROUP) * GROUP_WORDS;
-        int best = NEVER, worst = 0, present = 0;
-#pragma unroll
-        for (int p = 0; p < PARTS; ++p) {
-            int deficit = most >= INFINITE ? NEVER : counts[p] - padding;
-            deficit = deficit < NEVER ? deficit : NEVER;
-            best = deficit < best ? deficit : best;
-            worst = deficit > worst ? deficit : worst;
-            present |= largest[p] != 0 || most >= INFINITE ? 1 << p : 0;
-        }
-        raise_word(words, best);
-        raise_word(words + 1, worst);
-        raise_word(words + 2, counts[LOSSY]);
-        atomicOr(words + 3, present);
-        if (2ll * worst + (counts[LOSSY] + 1ll) / 2 + 2 > operand.k - SPARE) atomicAdd(operand.deficits, 1);
+        const Deficit found = deficit_of(counts, largest, padding);
+        found.raise_group(operand, matrix, row, found.is_doubtful(operand.k) ? 1 : 0);
     }
 }
 

@@ -20,6 +20,12 @@ struct SplitOperandParams {
     int reserved;
 };
 
+// What is counted into, zeroed: by a kernel, since the next one can begin meanwhile.
+struct ClearParams {
+    int* words;
+    Long count;
+};
+
 struct SplitParams {
     SplitOperandParams a, b;
     int* status;        // [0]: not 0 where anything is deep; [1], [2]: units taken of a, of b

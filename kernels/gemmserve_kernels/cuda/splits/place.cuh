@@ -22,7 +22,8 @@ GEMM_DEVICE Long offset_of(const SplitOperandParams& operand, const Place& at) {
 #pragma unroll
     for (int d = BATCH_DIMS - 1; d >= 0; --d) {
         if (matrix == 0) break;
-        const unsigned extent = static_cast<unsigned>(operand.batch_shape[d]), rest = matrix / extent;
+        const unsigned extent = static_cast<unsigned>(operand.batch_shape[d]);
+        const unsigned rest = matrix < extent ? 0 : matrix / extent;  // no division, where there is one axis
         offset += (matrix - rest * extent) * operand.source.batch_stride[d];
         matrix = rest;
     }

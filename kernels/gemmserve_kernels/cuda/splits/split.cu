@@ -13,21 +13,27 @@ GEMM_DEVICE bool is_idle(const SplitParams& params) {
     return params.gate != nullptr && *params.gate == 0;
 }
 
+// Zeroes what `split`, the kernel behind it, counts into.
+extern "C" __global__ void __launch_bounds__(256) split_clear(ClearParams params) {
+    let_next_start();
+    wait_for_previous();
+    const Long number = static_cast<Long>(blockIdx.x) * 256 + threadIdx.x;
+    if (number < params.count) params.words[number] = 0;
+}
+
 #if GEMM_ALONE
 
 extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) split(SplitParams params) {
     GEMM_DYNAMIC_SHARED(dynamic);
     static_assert(sizeof(alone::Shared) <= GEMM_SHARED_BYTES, "as the host counts");
     alone::Shared& shared = *reinterpret_cast<alone::Shared*>(dynamic);
-    const Long of_a = params.a.units * params.a.matrices, all = of_a + params.b.units * params.b.matrices;
-    const int number = warp_number();
-    const Long warp = static_cast<Long>(blockIdx.x) * WARPS + number, warps = static_cast<Long>(gridDim.x) * WARPS;
-    const Long first = all * warp / warps, last = all * (warp + 1) / warps;
+    const Long of_a = params.a.units * params.a.matrices;
     wait_for_previous();
-    if (is_idle(params)) return;
-    alone::split_operand<false, GEMM_A_ALONG_K, GEMM_VECTOR_A>(params.a, 0, first, last, shared.unit[number], params.status);
-    alone::split_operand<true, GEMM_B_ALONG_K, GEMM_VECTOR_B>(params.b, of_a, first, last, shared.unit[number], params.status);
     let_next_start();
+    if (is_idle(params)) return;
+    Long number = blockIdx.x;
+    number = alone::split_operand<false, GEMM_A_ALONG_K, GEMM_VECTOR_A>(params.a, 0, number, shared, params.status);
+    alone::split_operand<true, GEMM_B_ALONG_K, GEMM_VECTOR_B>(params.b, of_a, number, shared, params.status);
 }
 
 #else
@@ -59,6 +65,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) spli
     const int group = cluster_number();
     const bool begins_with_b = group >= params.a.groups;
     wait_for_previous();
+    let_next_start();
     if (is_idle(params)) return;
 #pragma unroll 1
     for (int turn = 0; turn < 2; ++turn) {
@@ -69,7 +76,6 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) spli
                 params.b, turn == 0, group - params.a.groups, shared, params.status);
         }
     }
-    let_next_start();
     if constexpr (CLUSTER > 1) cluster_barrier();  // no block may end while another reads its shared memory
 }
 

@@ -70,8 +70,8 @@ struct Exponents {
     }
 };
 
-// PLAIN: of a tile whose columns are all inside, of small exponents, where alpha is 1.
-template <class Config, bool PLAIN = false>
+// PLAIN: of a tile whose columns are all inside, of small exponents, where alpha is 1. ADDS_C: whether beta may not be 0.
+template <class Config, bool PLAIN = false, bool ADDS_C = Config::ADDS_C>
 struct Store {
     using Value = typename Config::Value;
     using C = typename Config::C;
@@ -135,7 +135,7 @@ struct Store {
             }
         }
         if (!PLAIN && scales) value = scale(value, alpha_re, alpha_im);
-        if (Config::ADDS_C && reads_c) {
+        if (ADDS_C && reads_c) {
             const Long offset = row.c + column * params.c.column_stride;
             value = add(value, scale(read_element<C, Value, Config::PLANAR>(params.c, offset), beta_re, beta_im));
         }
@@ -144,16 +144,17 @@ struct Store {
 
     // Two neighbouring columns, and whether they lie inside.
     struct Columns {
-        Long first;
+        Long tile, first;
         bool any, both;
         int exponents[2];
     };
-    // In the tile's `eight` columns.
-    GEMM_DEVICE Columns columns(Long first, int eight) const {
+    // In the tile's `eight` columns, of which `tile` are the lane's in the first eight.
+    GEMM_DEVICE Columns columns(Long tile, int eight) const {
+        const Long first = tile + 8 * eight;
         const bool any = PLAIN || first < params.n, both = PLAIN || first + 1 < params.n;
-        if constexpr (Config::DIRECT) return {first, any, both, {0, 0}};
-        if constexpr (PLAIN) return {first, any, both, {exponents.of_column(eight, 0), exponents.of_column(eight, 1)}};
-        return {first, any, both, {any ? right[first] : 0, both ? right[first + 1] : 0}};
+        if constexpr (Config::DIRECT) return {tile, first, any, both, {0, 0}};
+        if constexpr (PLAIN) return {tile, first, any, both, {exponents.of_column(eight, 0), exponents.of_column(eight, 1)}};
+        return {tile, first, any, both, {any ? right[first] : 0, both ? right[first + 1] : 0}};
     }
 
     GEMM_DEVICE void pair(const Row& row, const Columns& columns, Value first, Value second) const {
@@ -161,8 +162,9 @@ struct Store {
         Value values[2] = {finished(first, row, columns.first, columns.exponents[0]), second};
         if (columns.both) values[1] = finished(second, row, columns.first + 1, columns.exponents[1]);
         const Long stride = Config::VECTOR_D ? 1 : params.d.column_stride;
+        const Long tile = row.d + columns.tile * stride;  // once for all columns: the others are constants apart
         write_piece<D, Config::PLANAR, Config::VECTOR_D>(
-            params.d, row.d + columns.first * stride, stride, values, columns.both ? 2 : 1);
+            params.d, tile + (columns.first - columns.tile) * stride, stride, values, columns.both ? 2 : 1);
     }
 
     GEMM_DEVICE void one(Long index, Long column, Value sum) const {
@@ -220,7 +222,7 @@ struct StorePartial {
         bool inside;
     };
     GEMM_DEVICE Row row(Long index, int) const { return {target + index * params.n, index < params.m}; }
-    GEMM_DEVICE Long columns(Long first, int) const { return first; }
+    GEMM_DEVICE Long columns(Long tile, int eight) const { return tile + 8 * eight; }
     GEMM_DEVICE void pair(const Row& row, Long column, Value first, Value second) const {
         if (!row.inside) return;
         if (column < params.n) row.target[column] = first;
@@ -233,7 +235,7 @@ GEMM_DEVICE void write_eight(
     const To& to, const typename To::Row& upper, const typename To::Row& lower, Long column, int eight,
     const float (&re)[4], const float (&im)[4]) {
     using Value = typename Config::Value;
-    const auto columns = to.columns(column + 8 * eight, eight);
+    const auto columns = to.columns(column, eight);
     to.pair(upper, columns, make<Value>(re[0], im[0]), make<Value>(re[1], im[1]));
     to.pair(lower, columns, make<Value>(re[2], im[2]), make<Value>(re[3], im[3]));
 }

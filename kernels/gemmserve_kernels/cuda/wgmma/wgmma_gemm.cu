@@ -23,7 +23,9 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) GEMM_CLUSTER_AT
         const Store<Config> store(params, work.at);
         if constexpr (!Config::DIRECT) {
             if (store.is_plain(static_cast<Long>(unit.tile_n) * Config::BLOCK_N, exponents)) {
-                write(Store<Config, true>(store, exponents));
+                // Two loops: that without C shall be short, as instructions are fetched anew for every tile.
+                if (store.reads_c) write(Store<Config, true>(store, exponents));
+                else write(Store<Config, true, false>(store, exponents));
                 return;
             }
         }

@@ -15,7 +15,7 @@ GEMM_DEVICE void finish_sums(const Store& store, const Place& place, Sums<Config
 #pragma unroll
         for (int eight = 0; eight < Config::INSTRUCTION_N / 8; ++eight) {
             const int number = part * (Config::INSTRUCTION_N / 8) + eight;
-            const auto columns = store.columns(place.column + 8 * number, number);
+            const auto columns = store.columns(place.column, number);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 float& re = sums[0][part][4 * eight + e];
@@ -43,7 +43,7 @@ GEMM_DEVICE void visit_elements(
             const int eight = static_cast<int>(who.rank) * SHARE + i;
             float re[4], im[4];
             exchanged<Config>(who.memory, who.number(), eight, re, im);
-            const auto columns = store.columns(place.column + 8 * eight, eight);
+            const auto columns = store.columns(place.column, eight);
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 const auto sum = make<Config::Value>(re[at + e], im[at + e]);

@@ -55,6 +55,9 @@ Votes barrier(int predicate, Place place);
 // Suspends this thread until the condition holds.
 void wait_until(bool (*condition)(const void*), const void* awaited, Place place);
 
+// For the kernels ahead, which may still run where the launch is a dependent one.
+void wait_for_previous();
+
 // The dynamic shared memory of the block, 16-byte aligned, as the launch sized it.
 void* dynamic_shared();
 

@@ -30,6 +30,7 @@ struct Request {
     const Buffer* buffers;
     size_t buffer_count;
     double seconds;          // of processor time, after which the launch fails
+    int dependent;           // whether kernels ahead may still run: no thread may touch global memory, or return, before it waits
 };
 
 struct Report {

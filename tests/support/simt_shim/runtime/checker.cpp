@@ -184,6 +184,10 @@ static void touch(const volatile void* pointer, size_t bytes, Access access, uin
         memory_failure(Failure::memory, access, region ? region->end : address, code);
         fail(Failure::memory, "invalid %s of %zu bytes", access == Access::read ? "read" : "write", bytes);
     }
+    if (!region->shared && machine.request->dependent && !machine.current->waited) {
+        memory_failure(Failure::race, access, address, code);
+        fail(Failure::race, "data race in global memory: the kernels ahead have not been waited for");
+    }
     const Mark now = mark_now(code, access == Access::atomic);
     if (access == Access::atomic && !region->shared) machine.block_used_atomics = true;
     Cell* const first = region->cells + (address - region->begin) / granule_bytes;

@@ -184,9 +184,15 @@ static void begin_copy(const Copy& copy) {
     if (order == Order::forward || (order == Order::shuffled && random_below(2))) engine_step();
 }
 
+static void must_have_waited() {
+    if (machine.request->dependent && !machine.current->waited)
+        fail(Failure::race, "a copy begins before its thread has waited for the kernels ahead");
+}
+
 void copy_box(unsigned target, const Map& map, const int* at, unsigned barrier, unsigned mask) {
     // "Illegal instruction" on an H200; the manuals speak of addresses and strides alone.
     if (at[0] * 2 % 16) fail(Failure::memory, "a box begins at element %d: no multiple of 16 bytes", at[0]);
+    must_have_waited();
     Copy copy{map, {}, nullptr, 2, target, barrier, machine.current->rank};
     memcpy(copy.at, at, sizeof copy.at);
     for (unsigned axis = 0; axis < map.rank; ++axis) copy.bytes *= map.box[axis];
@@ -198,6 +204,7 @@ void copy_box(unsigned target, const Map& map, const int* at, unsigned barrier, 
 void copy_straight(unsigned target, const void* from, unsigned bytes, unsigned barrier, unsigned mask) {
     if ((target | bytes) % 16 || reinterpret_cast<uintptr_t>(from) % 16)
         fail(Failure::memory, "%u bytes copied to %#x", bytes, target);
+    must_have_waited();
     Copy copy{};
     copy.straight = from;
     copy.bytes = bytes;

@@ -108,8 +108,13 @@ static LaneMask live_lanes_of(unsigned warp) {
 
 LaneMask live_lanes() { return live_lanes_of(machine.current->linear / warpSize); }
 
+void wait_for_previous() { machine.current->waited = true; }
+
 static void fiber_main() {
     machine.body(machine.argument);
+    if (machine.request->dependent && !machine.current->waited) {
+        fail(Failure::race, "a thread returns before it has waited for the kernels ahead");
+    }
     machine.current->state = State::returned;
     suspend();
 }

@@ -27,6 +27,8 @@ struct Thread {
 
     bool (*condition)(const void*);  // of a waiting thread: whether it may go on
     const void* awaited;
+
+    bool waited;  // for the kernels ahead
 };
 
 struct Machine {

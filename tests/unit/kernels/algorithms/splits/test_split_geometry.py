@@ -101,6 +101,7 @@ def test_what_hopper_holds(k):
     geometry = geometry_of(k, H200)
     if geometry.alone:
         assert k <= geometry.alone <= max(64, 2 * k)
+        assert geometry.alone - k < 256
     else:
         assert geometry.along_k >= min(k, 65536)
         assert geometry.across_k >= min(k, 16384)
@@ -125,11 +126,16 @@ def test_what_hopper_holds(k):
         (256, 19, "complex64", "TN"),  # one stage, and a whole warp for a vector
         (200, 35, "float32", "NN"),
         (1, 40, "complex64", "NN"),
+        (512, 21, "complex64", "TN"),  # two runs of a lane
+        (700, 13, "complex64", "NN"),
+        (768, 16, "float32", "TT"),
+        (1024, 8, "complex64", "NT"),
+        (1000, 19, "float32", "NN"),
     ],
 )
 @pytest.mark.parametrize("scheme", ["3xfp16", "3xfp16-3m"])
-def test_warps_alone(launcher, monkeypatch, k, rows, dtype, trans, scheme):
-    """Each has units of both operands and of several matrices."""
+def test_vectors_held_whole(launcher, monkeypatch, k, rows, dtype, trans, scheme):
+    """Each block has units of both operands and of several matrices."""
     if scheme == "3xfp16-3m" and dtype == "float32":
         scheme = "1xfp16"
     geometry = geometry_of(k, H200)
@@ -139,28 +145,31 @@ def test_warps_alone(launcher, monkeypatch, k, rows, dtype, trans, scheme):
 
 
 @pytest.mark.parametrize(
-    ("matrices", "rows", "blocks"),
+    ("matrices", "rows", "scheme", "blocks"),
     [
-        (64, 1024, 4),  # 8192 units: 7.8 for each of 1056 warps, 5.2 for each of 1584
-        (1, 16, 1 / 132),  # one
-        (1, 132 * 12 * 16 // 2, 6),  # one for each of as many as there may be
+        (64, 1024, "3xfp16", 3 * 132),  # 4096 units: as many blocks as fit
+        (64, 1024, "6xbf16", 2 * 132),  # more registers
+        (1, 16, "3xfp16", 2),  # one unit of either operand
+        (1, 3000, "3xfp16", 2 * 94),
     ],
 )
-def test_warps_alone_are_as_many_as_end_together(matrices, rows, blocks):
+def test_blocks_that_hold_vectors(matrices, rows, scheme, blocks):
     k, item = 256, 4
     a = StoredArray((matrices, rows, k), (rows * k * item, k * item, item), np.dtype(np.float32), 0)
     b = StoredArray((matrices, k, rows), (rows * k * item, rows * item, item), np.dtype(np.float32), 0)
     sides = [split.SplitSide.of(x, (matrices,), "N", left=left, planar=False) for x, left in ((a, True), (b, False))]
-    assert split.plan(H200, "3xfp16", *sides).grid == round(blocks * H200.sm_count)
+    plan = split.plan(H200, scheme, *sides)
+    assert plan.grid == blocks
+    assert dict(plan.source.defines)["MIN_BLOCKS"] == str(plan.geometry.blocks)
 
 
-def test_warps_alone_with_narrow_strips(launcher, monkeypatch):
+def test_vectors_held_whole_with_narrow_strips(launcher, monkeypatch):
     geometry = geometry_of(200, KNOWN["MI300X"])
     check(launcher, geometry, monkeypatch, 3, rows=43, k=200, trans="NT")
 
 
-def test_warps_alone_where_shared_memory_is_scarce():
-    for name, least in (("RTX5090", 5), ("A100", 4), ("MI300X", 3), ("RX7900XTX", 3)):
+def test_vectors_held_whole_where_shared_memory_is_scarce():
+    for name, least in (("RTX5090", 5), ("A100", 2), ("MI300X", 3), ("RX7900XTX", 3)):
         for k in (64, 128, 256):
             geometry = geometry_of(k, KNOWN[name])
             shared = geometry.shared_bytes(k, complex_data=True, along=True)

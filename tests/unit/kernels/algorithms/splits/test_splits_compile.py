@@ -110,12 +110,20 @@ def test_a_block_of_the_fallback_in_double_has_the_memory(kind):
         assert tile.min_blocks * (shared + 1024) <= spec.shared_per_sm
 
 
-@pytest.mark.parametrize("k", [200, 1000, 8000, 16000])
-def test_other_lengths_on_hopper(k):
+@pytest.mark.parametrize(
+    ("k", "scheme"),
+    [
+        *((k, "3xfp16") for k in (64, 100, 200, 500, 1000, 8000, 16000)),
+        *((k, scheme) for k in (64, 500, 1000) for scheme in ("6xbf16", "3xfp16-3m")),
+    ],
+)
+def test_other_lengths_on_hopper(k, scheme):
     a, b = side((900, k), "complex64", "a"), side((k, 900), "complex64", "b")
-    plan = split.plan(SPECS["sm_90a"], "3xfp16", a, b)
+    plan = split.plan(SPECS["sm_90a"], scheme, a, b)
     cubin = compiled(plan.source, "sm_90a")
     assert cubin.spill_bytes["split"] <= SPLIT_SPILLS
+    resident = int(dict(plan.source.defines)["MIN_BLOCKS"])
+    assert cubin.registers["split"] * plan.geometry.threads * resident <= SPECS["sm_90a"].registers_per_sm
 
 
 @pytest.mark.parametrize("k", [1, 64, 65, 300, 1024, 4096, 5000, 16384])
@@ -137,9 +145,9 @@ def test_work_is_shared_out_by_its_size():
     alone = split.plan(KNOWN["H200"], "3xfp16", a, None)
     assert (alone.cluster, alone.params.b.matrices, alone.params.b.groups) == (1, 0, 0)
     tiny = split.plan(KNOWN["H200"], "3xfp16", side((8, 512), "complex64", "a"), side((512, 4), "complex64", "b"))
-    assert tiny.grid == 3  # twice four vectors, one strip
+    assert tiny.grid == 2  # a unit of either
     short = split.plan(KNOWN["H200"], "3xfp16", side((8, 64), "complex64", "a"), side((64, 40), "complex64", "b"))
-    assert short.grid == 2  # a unit and three, by two blocks of two warps
+    assert short.grid == 3  # a unit and two
 
 
 def test_architectures_are_named_as_devices_name_them():

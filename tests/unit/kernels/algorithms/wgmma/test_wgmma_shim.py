@@ -5,18 +5,20 @@ The unmodified source and host code, against the models bit for bit and against 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
 import simt_shim.launcher
 from kernel_models import splits as plane_models
-from simt_cases import ShimMachine
+from simt_cases import ShimMachine, random
 from simt_shim import FORWARD, REVERSE, Order, ShimLauncher
-from simt_shim.module import ShimError
+from simt_shim.module import DataRace, ShimError
 from wgmma_cases import IDS, SCHEMES, Case, check, planes_of, run
 
 from gemmserve_kernels.algorithms.common.splits import PLANES, Planes, is_wide
+from gemmserve_kernels.algorithms.splits import gemm as planes
 from gemmserve_kernels.algorithms.wgmma import gemm as wgmma
 from gemmserve_kernels.algorithms.wgmma.tile import WgmmaTile
 from gemmserve_kernels.device.spec import KNOWN
@@ -25,6 +27,7 @@ from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 H200 = KNOWN["H200"]
 SHUFFLED = Order("shuffled", 5)
+WGMMA = GemmConfig(algorithm="wgmma")
 FOURFOLD = WgmmaTile("3xfp16", True, 64, 64, 32, 3)
 every_scheme = pytest.mark.parametrize(("scheme", "is_complex"), SCHEMES, ids=IDS)
 
@@ -156,3 +159,41 @@ def test_what_would_be_seen(monkeypatch, fault):
     finally:
         simt_shim.launcher._module.cache_clear()
     assert not all(np.array_equal(each, good) for each in found)
+
+
+@pytest.mark.parametrize("beta", [0, -2])
+def test_whole_tiles_are_written_with_c_and_without(beta):
+    """By a loop each, where alpha is 1; C is not read where beta is 0."""
+    on = machine()
+    a, b = random(1, "complex64", 70, 90), random(2, "complex64", 90, 128)
+    c = random(3, "complex64", 70, 128) if beta else np.full((70, 128), np.nan, np.complex64)
+    problem = GemmProblem.build(Operand.of(a), Operand.of(b), Operand.of(c), beta=beta)
+    out = on.put(np.full((70, 128), np.nan, np.complex64))
+    planes.run_gemm(on.launcher, problem, WGMMA, *(on.put(x) for x in (a, b, c)), out)
+    expected = a.astype(complex) @ b + (beta * c.astype(complex) if beta else 0)
+    assert np.abs(on.get(out) - expected).max() <= 2e-6 * np.abs(expected).max()
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """A kernel source given as text."""
+
+    text: str
+    defines: Any
+
+
+class WithoutWait(ShimLauncher):
+    """Takes all waits for the kernels ahead out of the product's source."""
+
+    def launch(self, source, entry, **options):
+        if entry == "wgmma_gemm":
+            text = source.text.replace("wait_for_previous();", ";")
+            source = TextSource(text, source.defines)
+        super().launch(source, entry, **options)
+
+
+def test_planes_are_not_fetched_before_they_are_there():
+    """The product starts while the pre-pass still runs."""
+    on = ShimMachine(WithoutWait(replace(H200, sm_count=2), optimize="-O0"))
+    with pytest.raises(DataRace, match="kernels ahead"):
+        run(on, "3xfp16", True, Case((70, 64, 40)))
