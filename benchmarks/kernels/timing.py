@@ -7,9 +7,9 @@ Two times of each, which are not the same for small products:
 `wall`     the caller's: the clock around many calls one after another and the wait for the last, over their number.
            Where the host needs longer to enqueue a call than the device to run it, this is the larger one.
 
-The contenders take turns, another one first in every round: a device that throttles under one slows all of them. One that
-takes long runs once before it is timed: by its power limit a device is as slow as what it did just before has made it, and
-each has the same one before it in every round. Operands rotate, see `targets.GpuTarget.sets`.
+The contenders take turns, another one first in every round: a device that throttles under one slows all of them. One
+that takes long runs once before it is timed: by its power limit a device is as slow as what it did just before has made
+it, and each has the same one before it in every round. Operands rotate, see `targets.GpuTarget.sets`.
 """
 
 from __future__ import annotations
