@@ -136,7 +136,7 @@ def rates() -> str:
             ("put-get", "get, recycled, TCP", "`.numpy()` of a stored array"),
             ("results", "4096^3, results fetched by TCP", "results fetched as they are made, several connections"),
             ("results", "4096^3, results in the host arena", "results from the device to the host arena"),
-            ("results", "4096^3, results in the store", "results from the device, a third more than the arena takes"),
+            ("results", "4096^3, results in the store", "results from the device, more than the arena takes"),
         )
     ]
     found.append((service["first_copy"]["bytes_per_s"] / 1e9, "a stored array's first copy to the device"))

@@ -7,9 +7,8 @@ Two times of each, which are not the same for small products:
 `wall`     the caller's: the clock around many calls one after another and the wait for the last, over their number.
            Where the host needs longer to enqueue a call than the device to run it, this is the larger one.
 
-The contenders take turns, another one first in every round: a device that throttles under one slows all of them. One
-that takes long runs once before it is timed: by its power limit a device is as slow as what it did just before has made
-it, and each has the same one before it in every round. Operands rotate, see `targets.GpuTarget.sets`.
+The contenders take turns, in another order every round: a device that throttles under one slows all of them. Operands
+rotate, see `targets.GpuTarget.sets`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ WALL_CALLS = 200
 WALL_BELOW = 2e-3
 """Products longer than that on the device take the same time on the wall."""
 LONG_S = 5e-3
-"""From there on one probe is enough, and a call goes ahead of those that are timed."""
+"""From there on one probe is enough."""
 HOPELESS = 4.0
 """A contender that takes so many times the best one's time is timed in one round only."""
 
@@ -78,8 +77,7 @@ def in_turns(clock, contenders, *, rounds=15, budget=0.4):
     for turn in range(max(plan.rounds for plan in plans.values())):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             if turn < plans[name].rounds:
-                calls, ahead = plans[name].calls, int(probes[name] >= LONG_S)
-                found[name].append(clock.device(contenders[name], turn * calls, calls, ahead))
+                found[name].append(clock.device(contenders[name], turn * plans[name].calls, plans[name].calls))
     return {
         name: summarized(times, plans[name], _wall(clock, contenders[name], statistics.median(times)))
         for name, times in found.items()
@@ -119,10 +117,8 @@ class CpuClock:
         """Always."""
         return True
 
-    def device(self, run, first, calls, ahead=0):
-        """Seconds of one call of `calls`; `ahead` run before that."""
-        for _ in range(ahead):
-            run(first)
+    def device(self, run, first, calls):
+        """Seconds of one call of `calls`."""
         start = time.perf_counter()
         for i in range(first, first + calls):
             run(i)
@@ -150,14 +146,12 @@ class GpuClock:
         self._fill = cupy.empty(fill_bytes, cupy.uint8)
         self._enqueue = {}
 
-    def device(self, run, first, calls, ahead=0):
-        """Seconds of one call of `calls`, enqueued behind writes that last until all of them are, and `ahead` calls."""
+    def device(self, run, first, calls):
+        """Seconds of one call of `calls`, enqueued behind writes that last until all of them are."""
         start, stop = self._cuda.Event(), self._cuda.Event()
         fills = math.ceil(2 * calls * self._host_seconds(run) * self.FILL_RATE / self._fill.nbytes)
         for _ in range(min(fills, self.MOST_FILLS)):
             self._fill.fill(0)
-        for _ in range(ahead):
-            run(first)
         start.record()
         began = time.perf_counter()
         for i in range(first, first + calls):

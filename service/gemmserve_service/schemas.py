@@ -585,6 +585,8 @@ class Problem(BaseModel):
 class Timings:
     """Seconds by phase; a phase that did not happen is 0."""
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="ignore", allow_inf_nan=False)
+
     queue_s: float = 0.0
     compile_s: Annotated[float, Field(description="waited for kernels that nobody had compiled yet")] = 0.0
     h2d_s: float = 0.0

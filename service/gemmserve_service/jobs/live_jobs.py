@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _MAX_RECENT: Final = 4096  # finished jobs
 _SELDOM: Final = ("residual", "mismatch", "elements", "steps")
-"""Fields of an end that hardly any job of a form has."""
+"""Fields of an end that small products do not have."""
 
 
 @dataclass(eq=False, slots=True)

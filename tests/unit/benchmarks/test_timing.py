@@ -15,12 +15,11 @@ class Clock:
     """Every call of contender i takes its seconds on the device, and `host` more on the wall."""
 
     def __init__(self, seconds, host=0.0):
-        self.seconds, self.extra, self.order, self.ahead = seconds, host, [], {}
+        self.seconds, self.extra, self.order = seconds, host, []
 
-    def device(self, run, first, calls, ahead=0):
+    def device(self, run, first, calls):
         who = run(first)
         self.order.append((who, first, calls))
-        self.ahead[who] = ahead
         return self.seconds[who]
 
     def host(self, function, calls):
@@ -55,12 +54,6 @@ def test_contenders_take_turns_in_another_order_each_round():
     assert (found["a"].rounds, found["a"].calls, found["a"].wall) == (4, 1, None)
 
 
-def test_long_ones_run_once_before_they_are_timed():
-    clock = Clock({"a": timing.LONG_S, "b": timing.LONG_S / 2})
-    timing.in_turns(clock, runs("a", "b"), rounds=3, budget=1)
-    assert clock.ahead == {"a": 1, "b": 0}
-
-
 def test_short_ones_have_a_time_on_the_wall_too():
     found = timing.in_turns(Clock({"a": 1e-5, "b": 4e-6}, host=7e-5), runs("a", "b"), rounds=3)
     assert found["a"].wall == pytest.approx(8e-5)
@@ -83,8 +76,6 @@ def test_the_cpu_clock_counts_calls():
     clock = timing.CpuClock()
     assert clock.device(calls.append, 2, 3) >= 0
     assert calls == [2, 3, 4]
-    clock.device(calls.append, 5, 1, ahead=1)
-    assert calls[3:] == [5, 5]
 
 
 def test_the_watchdog_ends_a_process_that_hangs():

@@ -258,7 +258,7 @@ class Marks:
 
     @classmethod
     def allocate(cls, launcher: Launcher, blocks: int, rows: int) -> Marks:
-        """Of any content; screen_round clears them."""
+        """Memory of any content; screen_round clears it."""
         marks = launcher.empty((blocks + rows + 1,), np.dtype(np.int32))
         at = launcher.pointer(marks)
         return cls(at, at + 4 * blocks, at + 4 * (blocks + rows), blocks + rows + 1, marks)

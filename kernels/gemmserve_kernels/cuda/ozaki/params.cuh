@@ -59,8 +59,8 @@ struct ConvertParams {
     Long plane;              // bytes of a plane: pitch times a multiple of 256 lines
     unsigned char* residues; // [matrix][modulus][part][plane]
     float modulus[MAX_MODULI], inverse[MAX_MODULI];
-    int base[MAX_MODULI];    // bits of a float, a multiple of the modulus
-    float zero[MAX_MODULI];  // that over the modulus, and 1.5 * 2^23
+    int base[MAX_MODULI];    // bits of a float, half of the modulus less than a multiple of it
+    float zero[MAX_MODULI];  // that multiple over the modulus, and 1.5 * 2^23
     int power[MAX_MODULI][2][2];  // 2^(8 d) modulo each, and times its root of -1: bytes, d = 0..3 and 4..7
     int conjugate;
     int reserved;

@@ -37,6 +37,7 @@ ALONE_BELOW: Final = 16 << 20
 """Bytes that this process moves itself for a connection that is alone: two wakes of a process are a third of a
 millisecond, and there is nobody who would wait."""
 _MAX_MOVE: Final = 32 << 20  # what it is asked for: a round trip for each 10 to 20 ms of a fast client's bytes
+_LAST_READ_S: Final = 0.001  # for the event loop to look at the socket once more
 _TCP: Final = {socket.AF_INET, socket.AF_INET6}
 _SLOW: Final = 1 << 20  # bytes; a client of whom no more came, or who took no more, within the patience is slow ...
 _BY_HAND: Final = 4 << 20  # ... and so many bytes go by this process before the next try
@@ -128,7 +129,7 @@ class BodyReceiver(_Direction):
         """Lets the socket read into `view`; returns how many bytes came."""
         connection = self._connection
         sink = _Sink(connection, view[: min(len(view), connection.body_left(self._cycle))])
-        patience = connection.loop.call_later(patience_s, sink.leave)
+        patience = connection.loop.call_later(patience_s, sink.take_the_rest)
         sink.enter()
         try:
             await sink.done
@@ -218,7 +219,8 @@ class _Sink(asyncio.BufferedProtocol):
     """Stands in for a connection's protocol while `view` fills.
 
     The kernel would have it called for every segment, 64 KiB by the loopback, where it is faster than the client: it is
-    called when there is a whole read (SO_RCVLOWAT of socket(7), of TCP alone), or when its patience is at an end.
+    called when there is a whole read (SO_RCVLOWAT of socket(7), of TCP alone), or with what has come by the end of its
+    patience.
     """
 
     def __init__(self, connection: Connection, view: memoryview) -> None:
@@ -227,6 +229,7 @@ class _Sink(asyncio.BufferedProtocol):
         self._inside = False
         self._socket = _tcp_socket(connection.transport)
         self._low_water = 1
+        self._last = False  # whether it leaves with the next read
         self.filled = 0
         self.done: asyncio.Future[None] = connection.loop.create_future()
 
@@ -240,6 +243,17 @@ class _Sink(asyncio.BufferedProtocol):
         self._inside = True
         self._wait_for(min(len(self._view), _MAX_READ))
         flow.resume_reading()
+
+    def take_the_rest(self) -> None:
+        """Leave with what has come, however little that is."""
+        if self._low_water > 1 and self._inside and not self._connection.transport.is_closing():
+            self._last = True
+            self._wait_for(1)
+            self._connection.flow.pause_reading()
+            self._connection.flow.resume_reading()  # which has the event loop ask anew what there is to be read
+            self._connection.loop.call_later(_LAST_READ_S, self.leave)
+        else:
+            self.leave()
 
     def leave(self) -> None:
         """Gives the place back, with reading paused; idempotent."""
@@ -258,7 +272,7 @@ class _Sink(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.filled += nbytes
         left = len(self._view) - self.filled
-        if not left:
+        if not left or self._last:
             self.leave()
         elif left < self._low_water:
             self._wait_for(left)

@@ -91,6 +91,8 @@ class Connections:
         self._stalled.pop(connection, None)
         if connection is self._latest:
             self._latest = None
+        else:
+            self._latest_since = connection.loop.time()
         self._by_address[connection.address] -= 1
         if not self._by_address[connection.address]:
             del self._by_address[connection.address]
@@ -100,6 +102,8 @@ class Connections:
         self._idle.pop(connection, None)
         if connection.counted:
             self._idle[connection] = connection.loop.time()
+        if connection is not self._latest:
+            self._latest_since = connection.loop.time()
 
     def became_busy(self, connection: Connection) -> None:
         """Note that it has a request that the app works on."""

@@ -199,7 +199,7 @@ class Ended:
 
     @property
     def owner(self) -> str:
-        """Whose it is."""
+        """The one that the job is of."""
         return self.fresh.owner
 
     @property

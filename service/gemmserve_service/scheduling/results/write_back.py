@@ -26,7 +26,7 @@ from gemmserve_service.executor.packing import row_of
 from gemmserve_service.executor.protocol import Done, Drop, Write
 from gemmserve_service.runtime.background import Background, report
 from gemmserve_service.scheduling.results.recomputation import Lineage, Recomputation
-from gemmserve_service.scheduling.results.write_orders import Urgency, WriteOrders
+from gemmserve_service.scheduling.results.write_orders import LARGE_BYTES, Urgency, WriteOrders
 from gemmserve_service.scheduling.tasks import deferrable
 from gemmserve_service.store.pending import Event, Instruction, PendingResults, State, handle_event, lost
 from gemmserve_service.store.spill import Spill
@@ -47,8 +47,6 @@ _MIN_RETRY_S: Final = 0.1
 _MAX_RETRY_S: Final = 5.0
 _MAX_DOUBLINGS: Final = 12  # of _MIN_RETRY_S, where the disk does not take results: they are computed anew, for little
 _MIN_WAIT_S: Final = 5e-3  # between two looks at what is due
-_LARGE: Final = 16 << 20
-"""Bytes of results that wait for half of the time: they take long to write, and no more words than small ones."""
 _DISK_RATE: Final = 1e9  # bytes a second, by which is said how long a drain may take before that is seen
 _REPORT_S: Final = 5.0  # between two words of how far a drain is
 _TO_BE_WRITTEN: Final = {
@@ -582,7 +580,7 @@ class WriteBack:
                 self._send_write(worker, pending, urgent=True)
             return
         delay_s = self._store.settings.write_back_delay_s
-        due = time.monotonic() + (delay_s / 2 if pending.nbytes >= _LARGE else delay_s)
+        due = time.monotonic() + (delay_s / 2 if pending.nbytes >= LARGE_BYTES else delay_s)
         self._orders[worker].offer(pending, urgency, due)
         self._offering[worker] = self._orders[worker]
         self._order_writes()

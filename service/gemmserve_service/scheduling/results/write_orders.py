@@ -11,12 +11,16 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from gemmserve_service.executor.port import Worker
     from gemmserve_service.store.pending import PendingResults
 
 MAX_ORDERED_BYTES: Final = 2 << 30
 """Bytes that a worker is told to write at a time, beside what somebody waits for: a tenth of a second of its link."""
 _KEEP_SHARE: Final = 2  # of what a device may keep, half stays while nobody needs the room
+LARGE_BYTES: Final = 16 << 20
+"""Bytes of results that wait for half of the time: they take long to write, and no more words than small ones."""
 _MAX_KEPT: Final = 4096  # results' tasks that wait for nothing but their time: each is bookkeeping of both processes
 
 
@@ -39,6 +43,8 @@ class WriteOrders:
         """Bytes of those that it was told to write, and has not."""
         self._waiting: dict[Urgency, dict[PendingResults, float]] = {urgency: {} for urgency in Urgency}
         """Results, and when they are due (time.monotonic), oldest first."""
+        self._large: dict[PendingResults, float] = {}
+        """Those of `LARGE_BYTES` and more that are of no particular urgency, likewise: they are due sooner."""
         self._kept: set[PendingResults] = set()
         self._ordered: set[PendingResults] = set()
         self._expected: set[PendingResults] = set()
@@ -51,27 +57,28 @@ class WriteOrders:
     def offer(self, pending: PendingResults, urgency: Urgency, due: float = 0.0) -> None:
         """Let them be written from now on, or change their urgency. `due`: when at the latest (time.monotonic)."""
         if pending in self._kept:
-            for each in self._waiting.values():
+            for each in self._queues():
                 due = each.pop(pending, due)
-            self._waiting[urgency][pending] = due
+            large = urgency is Urgency.NORMAL and pending.nbytes >= LARGE_BYTES
+            (self._large if large else self._waiting[urgency])[pending] = due
 
     @property
     def offers(self) -> bool:
         """Whether there are results that may be written."""
-        return any(self._waiting.values())
+        return any(self._queues())
 
     def next(self, now: float, *, hurry: bool) -> PendingResults | None:
         """Return the results that are to be written now. `hurry`: all are due."""
-        waited_for, normal, hidden = (self._waiting[urgency] for urgency in Urgency)
+        waited_for, hidden = self._waiting[Urgency.WAITED_FOR], self._waiting[Urgency.HIDDEN]
         if waited_for:
             return next(iter(waited_for))
         if self.ordered_bytes >= MAX_ORDERED_BYTES:
             return None
         pressed = hurry or self.pressed
-        found = next(iter(normal), None)
-        if found is not None and (pressed or normal[found] <= now):
-            return found
-        return next(iter(hidden), None) if pressed and found is None else None
+        first = self._first
+        if first is not None:
+            return first[0] if pressed or first[1] <= now else None
+        return next(iter(hidden), None) if pressed else None
 
     @property
     def pressed(self) -> bool:
@@ -81,7 +88,17 @@ class WriteOrders:
     @property
     def due(self) -> float | None:
         """Time at which the next results are due, if nothing hurries (time.monotonic); None: there are none."""
-        return next(iter(self._waiting[Urgency.NORMAL].values()), None)
+        return None if self._first is None else self._first[1]
+
+    @property
+    def _first(self) -> tuple[PendingResults, float] | None:
+        """The results that are due first, and when."""
+        heads = (next(iter(each.items()), None) for each in (self._waiting[Urgency.NORMAL], self._large))
+        return min(filter(None, heads), key=lambda head: head[1], default=None)
+
+    def _queues(self) -> Iterator[dict[PendingResults, float]]:
+        yield from self._waiting.values()
+        yield self._large
 
     def ordered(self, pending: PendingResults) -> None:
         """Note that the worker was told to write them."""
@@ -110,5 +127,5 @@ class WriteOrders:
         if pending in self._kept:
             self._kept.remove(pending)
             self.kept_bytes -= pending.nbytes
-        for each in self._waiting.values():
+        for each in self._queues():
             each.pop(pending, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -56,6 +57,24 @@ def test_what_is_sent_to_a_worker_arrives(message):
 def test_what_a_worker_answers_arrives(message):
     (body,) = Decoder().feed(encode(message))
     assert TO_FRONT.validate_json(body) == message
+
+
+def done_with(timings):
+    """What a worker answers, with those times."""
+    text = Done(task="t", algorithm="simt", timings=Timings()).model_dump_json()
+    found = json.loads(text)
+    found["timings"] |= timings
+    return json.dumps(found)
+
+
+def test_a_time_that_only_another_version_knows_is_passed_over():
+    assert TO_FRONT.validate_json(done_with({"later_s": 1.0})).timings == Timings()
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf])
+def test_times_are_numbers(seconds):
+    with pytest.raises(ValidationError):
+        TO_FRONT.validate_json(done_with({"kernel_s": seconds}))
 
 
 @given(st.complex_numbers(allow_nan=False, allow_infinity=False))

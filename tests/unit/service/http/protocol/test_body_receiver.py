@@ -230,6 +230,19 @@ def test_a_slow_client_that_keeps_the_rate_is_served(serve_stepped, direct, npy)
     assert direct
 
 
+@pytest.mark.parametrize("piece", [1 << 16, 1 << 18])
+def test_what_a_slow_client_sends_lands_too(server, direct, npy, piece):
+    """Far less in a tenth of a second than a read has: what came by then is read into its place, not by the parser."""
+    live = server(min_body_rate=0)
+    body = npy(A)[: 2 << 20]
+    with live.connect() as connection:
+        connection.sendall(head("POST", "/v1/arrays", len(npy(A))))
+        for start in range(0, len(body), piece):
+            connection.sendall(body[start : start + piece])
+            time.sleep(0.03)
+        until(lambda: sum(direct) >= len(body) - (1 << 18))
+
+
 def test_what_landed_is_counted(server, direct, npy):
     live = server()
     body = npy(A)

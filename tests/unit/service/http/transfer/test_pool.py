@@ -213,6 +213,23 @@ def test_the_front_itself_serves_a_connection_that_is_alone(served):
         assert not processes.transfers.transferred_bytes
 
 
+def test_a_connection_is_not_alone_when_another_request_has_just_ended(served):
+    """Though that request began before its own."""
+    body = A.tobytes()
+    with served(alone_below=2 * A.nbytes) as (live, processes), live.connect() as first, live.connect() as second:
+        first.sendall(upload_head(len(body)))  # a request that lasts
+        with second.makefile("rb") as file, first.makefile("rb") as other:
+            second.sendall(GET)
+            assert read_answer(file)[0] == 200
+            time.sleep(LONGER_S)
+            first.sendall(body)
+            assert read_answer(other)[0] == 201
+            before = processes.transfers.transferred_bytes["in"]
+            second.sendall(upload_head(len(body)) + body)
+            assert read_answer(file)[0] == 201
+        assert processes.transfers.transferred_bytes["in"] > before
+
+
 def test_a_larger_body_goes_by_a_process(served):
     body = A.tobytes()
     with served(alone_below=A.nbytes // 2) as (live, processes), live.connect() as connection:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gemmserve_service.errors import ArrayLost, Draining, JobTimeout, StoreFull
-from gemmserve_service.scheduling.results import write_back
+from gemmserve_service.scheduling.results import write_back, write_orders
 from gemmserve_service.schemas import GemmReduceJob, JobState
 
 A = np.arange(16.0).reshape(4, 4)
@@ -325,7 +325,8 @@ async def test_what_cannot_be_written_is_computed_again(core, fake, unwritten, a
 
 @pytest.mark.parametrize(("large", "wait_s"), [(A.nbytes, 30), (A.nbytes + 1, 60)])
 async def test_large_results_wait_half_as_long(core, a, unwritten, monkeypatch, large, wait_s):
-    monkeypatch.setattr(write_back, "_LARGE", large)
+    for module in (write_back, write_orders):
+        monkeypatch.setattr(module, "LARGE_BYTES", large)
     await unwritten(a, a)
     (orders,) = core.scheduler.writes._orders.values()
     assert orders.due - time.monotonic() == pytest.approx(wait_s, abs=5)

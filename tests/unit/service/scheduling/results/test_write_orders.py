@@ -60,6 +60,21 @@ def test_the_oldest_go_until_half_of_the_room_is_free_and_the_hidden_ones_last(o
     assert orders.kept_bytes == 40
 
 
+def test_large_results_do_not_wait_behind_small_ones_that_are_due_later(orders, monkeypatch):
+    monkeypatch.setattr(module, "LARGE_BYTES", 20)
+    results(orders, "small", 19, Urgency.NORMAL, due=5.0)
+    large = results(orders, "large", 20, Urgency.NORMAL, due=3.0)
+    assert orders.due == 3.0
+    assert taken(orders, 2.9) == []
+    assert taken(orders, 3.0) == ["large"]
+    assert orders.due == 5.0
+    orders.remove(large)
+    again = results(orders, "again", 20, Urgency.NORMAL, due=4.0)
+    orders.offer(again, Urgency.HIDDEN)
+    assert orders.due == 5.0, "it is of another urgency now"
+    assert taken(orders, 5.0) == ["small"]
+
+
 def test_no_more_is_ordered_at_a_time_than_leaves_the_link_to_whom_is_waited_for(orders, monkeypatch):
     monkeypatch.setattr(module, "MAX_ORDERED_BYTES", 25)
     made = [results(orders, f"n{number}", 10, Urgency.NORMAL, 0.0) for number in range(5)]
