@@ -72,7 +72,7 @@ struct Columns {
         const int below = largest - exponent_of(info.scale);
         const bool counts = info.norm > 0.0f, near = counts && below < FAR;
         const float factor = power_of_two(near ? -below : -FAR);
-        // Of a column that is further below the largest no more is known than how large its elements are at most.
+        // A column further below the largest is known by the size of its largest elements alone.
         float r = near ? fmaf(accumulated, info.norm, info.residual) * factor + LEAST * factor : info.norm * factor;
         if (info.norm < 0.0f) r = infinity<float>();
         scale[at / LANE].at[at % LANE] = near ? sign * factor : 0.0f;

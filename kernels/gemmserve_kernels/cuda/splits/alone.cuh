@@ -242,7 +242,7 @@ struct Split {
         return counts;
     }
 
-    // Of all lanes that have a vector: as many counts in one word as it holds. None exceeds twice GEMM_HELD_K.
+    // Sums the counts of all lanes that have a vector, as many in one word as it holds. None exceeds twice GEMM_HELD_K.
     static GEMM_DEVICE void sum_of_all_lanes(int (&counts)[COUNTS]) {
         constexpr int BITS = 2 * GEMM_HELD_K < 1 << 10 ? 10 : 16, AT_ONCE = 32 / BITS;
         static_assert(2 * GEMM_HELD_K < 1 << BITS, "so many bits hold a count");

@@ -12,9 +12,9 @@ from gemmserve_kernels.device.spec import KNOWN
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
-REGISTERS = {"screen_round": 80, "screen_rows": 80}
+REGISTERS = {"screen_round": {"float64": 72, "complex128": 64}, "screen_rows": {"float64": 64, "complex128": 80}}
 """Three blocks of 256 threads on a multiprocessor; of screen_rows of real numbers four."""
-SPILLS = 16
+SPILLS = 0
 CASES = {
     "complex128": {"dtype": "complex128", "reduce": ("absmax",), "axis": ("n",)},
     "float64": {"dtype": "float64", "reduce": ("max", "min"), "axis": ("n",)},
@@ -31,5 +31,5 @@ def test_on_hopper(name):
     for source in found:
         if source.name in REGISTERS:
             cubin = compiled(source, "sm_90a")
-            assert max(cubin.registers.values()) <= REGISTERS[source.name], cubin.registers
+            assert max(cubin.registers.values()) <= REGISTERS[source.name][case.dtype], cubin.registers
             assert max(cubin.spill_bytes.values()) <= SPILLS, cubin.spill_bytes
