@@ -37,7 +37,7 @@ ALONE_BELOW: Final = 16 << 20
 """Bytes that this process moves itself for a connection that is alone: two wakes of a process are a third of a
 millisecond, and there is nobody who would wait."""
 _MAX_MOVE: Final = 32 << 20  # what it is asked for: a round trip for each 10 to 20 ms of a fast client's bytes
-_LAST_READ_S: Final = 0.001  # for the event loop to look at the socket once more
+_LAST_READ_TURNS: Final = 3  # of the event loop: it looks at the socket, reads, and the read is told
 _TCP: Final = {socket.AF_INET, socket.AF_INET6}
 _SLOW: Final = 1 << 20  # bytes; a client of whom no more came, or who took no more, within the patience is slow ...
 _BY_HAND: Final = 4 << 20  # ... and so many bytes go by this process before the next try
@@ -251,7 +251,14 @@ class _Sink(asyncio.BufferedProtocol):
             self._wait_for(1)
             self._connection.flow.pause_reading()
             self._connection.flow.resume_reading()  # which has the event loop ask anew what there is to be read
-            self._connection.loop.call_later(_LAST_READ_S, self.leave)
+            self._leave_in(_LAST_READ_TURNS)
+        else:
+            self.leave()
+
+    def _leave_in(self, turns: int) -> None:
+        """Leave after so many turns of the event loop."""
+        if turns:
+            self._connection.loop.call_soon(self._leave_in, turns - 1)
         else:
             self.leave()
 
