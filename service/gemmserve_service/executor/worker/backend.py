@@ -129,6 +129,47 @@ class TinyBackend(Protocol):
         """Return what computes tiny products of these arrays; None: they go the way of all others."""
 
 
+class BegunProduct(Protocol):
+    """A product that a device was given."""
+
+    made: Mapping[str, Any]
+    """The results on the device."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the device has done it."""
+
+    def finish(self) -> tuple[Timings, Elements | None]:
+        """Wait until it has, in any thread; return the seconds by phase, and how the elements were computed."""
+
+
+class ResidentProduct(Protocol):
+    """Products of one form whose operands are on the device and whose results stay there, begun by one thread, one
+    behind the other.
+    """
+
+    def resident(self, arrays: Sequence[str]) -> Sequence[Any] | None:
+        """Return the device's copies of these arrays, in the form's order; None: it has not got all of them, or keeps
+        something else that is made of them, and was not yet.
+        """
+
+    def begin(self, operands: Sequence[Any]) -> BegunProduct:
+        """Have the device compute from such copies."""
+
+
+@runtime_checkable
+class ResidentBackend(Protocol):
+    """Device that can be given such products: its method beyond `DeviceBackend`."""
+
+    def resident(
+        self,
+        params: GemmParams | GemmReduceParams,
+        operands: Mapping[str, Kind],
+        results: Mapping[str, Kind],
+    ) -> ResidentProduct | None:
+        """Return what computes products of these arrays; None: they go the way of all others."""
+
+
 class DeviceBackend(Protocol):
     """One device."""
 

@@ -174,7 +174,9 @@ class _Line:
         self._sending = threading.Lock()
         self._passing = False
         self._held: _Held | None = None
-        """Answers that this thread holds, while it is starting a task."""
+        """Answers that this thread holds, while it is starting a task or settles."""
+        self._begun_at = 0.0
+        """Time at which the first product was begun that `overlap` is to settle (time.perf_counter)."""
         self._looked = 0.0
         backend = runner.backend
         self.overlap = Overlap(runner, backend, self._answer, self._compiles) if _overlaps(backend) else None
@@ -237,6 +239,10 @@ class _Line:
     def receive(self) -> Message | None:
         """The next message; None once the front is gone."""
         while not self._pending:
+            if self.overlap is not None and self.overlap.begun:
+                held_s = time.perf_counter() - self._begun_at
+                if (held_s > _MAX_HOLD_S or not self._readable.poll(0)) and self._settle(self.overlap):
+                    continue
             # Who waits within recv() of a Unix socket is woken, too, when the other end has read an answer.
             if not self._readable.poll(_QUIET_MS if self._owes_account else None):
                 self.send()
@@ -277,8 +283,16 @@ class _Line:
         elif isinstance(message, Write) and self.write_queue is not None:
             self.write_queue.write(message.task, message.places, urgent=message.urgent)
         elif isinstance(message, Drop) and self.write_queue is not None:
-            self.write_queue.drop(message.tasks)
+            self.write_queue.drop(self._dropped(message))
         return not isinstance(message, Stop)
+
+    def _dropped(self, message: Drop) -> list[str]:
+        """Return the tasks of a message, and of those like it that have come behind it: they are settled together."""
+        tasks = list(message.tasks)
+        while self._pending and isinstance(following := self._pending[0], Drop):
+            self._pending.popleft()
+            tasks += following.tasks
+        return tasks
 
     def _run(self, work: Work) -> Done | Failed:
         return self._sound(self._runner.run(work))
@@ -286,6 +300,8 @@ class _Line:
     def _start_all(self, overlap: Overlap, works: list[Work]) -> None:
         """Start tasks. Answers of those that this thread computes itself meanwhile go together."""
         began = time.perf_counter()
+        if not overlap.begun:
+            self._begun_at = began
         held = _Held(threading.get_ident(), began)
         try:
             for work in works:
@@ -299,6 +315,16 @@ class _Line:
         finally:
             self._held = None
             self._send_answers(held.take(), prompt=True)
+
+    def _settle(self, overlap: Overlap) -> bool:
+        """Answer products that are over, together: at least one, which is waited for. False: another thread will."""
+        held = self._held = _Held(threading.get_ident(), time.perf_counter())
+        try:
+            return overlap.settle()
+        finally:
+            self._held = None
+            self._send_answers(held.take(), prompt=True)
+            self._begun_at = time.perf_counter()
 
     def _answer(self, answer: Done | Failed) -> None:
         """Called by `overlap`, in a thread of its own or while it is given a task."""

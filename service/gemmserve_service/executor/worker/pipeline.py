@@ -33,12 +33,14 @@ log = logging.getLogger(__name__)
 _STAGES: Final = ("load", "compute", "finish", "store")
 _COUNT: Final = len(_STAGES)
 _LOADING: Final = 1  # the stage that does what the first is for, where that is not worth a thread
+_FINISHING: Final = 2
+_MOST_BEGUN: Final = 32  # pieces that a device is given before the first of them is looked after
 
 
 class _Entry(Generic[W]):
     """One piece of work on its way."""
 
-    __slots__ = ("done", "error", "loads", "work")
+    __slots__ = ("begun", "done", "error", "loads", "work")
 
     def __init__(self, work: W, done: Callable[[W, BaseException | None], None]) -> None:
         self.work = work
@@ -46,6 +48,8 @@ class _Entry(Generic[W]):
         self.error: BaseException | None = None
         self.loads = False
         """Whether the second stage does what the first is for."""
+        self.begun = False
+        """Whether it was begun by `begin`."""
 
 
 class Pipeline(Generic[W]):
@@ -54,6 +58,8 @@ class Pipeline(Generic[W]):
     A stage begins nothing while what it did last still waits for the next one, so that no more than one piece is held
     ahead of its time: a device has one product to compute, and the next one behind it. From thread to thread a piece
     takes longer than a small product: where there is nothing to overlap with, one thread does what four do otherwise.
+    Work that brings nothing, and has a device do something, may be begun and finished by the thread that has it
+    (`begin`, `settle`): the device has several pieces of it, one behind the other, and no thread is woken.
     """
 
     def __init__(
@@ -80,6 +86,8 @@ class Pipeline(Generic[W]):
         """Condition for everybody else."""
         self._waiting: tuple[deque[_Entry[W]], ...] = tuple(deque() for _ in _STAGES)
         self._busy: list[_Entry[W] | None] = [None for _ in _STAGES]
+        self._begun = 0
+        """Pieces whose next stage the thread that has begun them may do."""
         self._alone: _Entry[W] | None = None
         self._parked: list[_Entry[W]] = []
         """Work that is alone, or waits to be."""
@@ -112,6 +120,53 @@ class Pipeline(Generic[W]):
             self._changed.notify_all()
         return True
 
+    def begin(self, work: W, done: Callable[[W, BaseException | None], None]) -> bool:
+        """Do the first stages of work in the calling thread, which has entered as those of the stages have: nothing but
+        to have a device do something. False: other work is before it there, and nothing has happened. `settle`
+        does the others, if no thread of the stages does; `done(work, error)` is called as by `put`.
+        """
+        entry = _Entry(work, done)
+        entry.loads = entry.begun = True
+        busy, waiting = self._busy, self._waiting
+        with self._changed:
+            if waiting[0] or waiting[_LOADING] or busy[0] or busy[_LOADING] or self._parked or self._closed:
+                return False
+            if len(waiting[_FINISHING]) >= _MOST_BEGUN:
+                return False
+            busy[_LOADING] = entry
+        self._do(entry, _LOADING)
+        with self._changed:
+            busy[_LOADING] = None
+            waiting[_FINISHING].append(entry)
+            self._begun += 1
+            if self._parked or waiting[0] or waiting[_LOADING]:
+                self._hand_on()
+            self._changed.notify_all()
+        return True
+
+    @property
+    def begun(self) -> bool:
+        """Whether `settle` may have something to do."""
+        return self._begun > 0
+
+    def settle(self, over: Callable[[W], bool]) -> bool:
+        """Do the last stages of work that `begin` has begun, in the thread that has called it: of the oldest, and of
+        those behind it that are `over`. False: there is none that is this thread's to do.
+        """
+        count = 0
+        while self.begun and (entry := self._begun_entry(over if count else None)) is not None:
+            count += 1
+            for stage in range(_FINISHING, _COUNT):
+                self._do(entry, stage)
+            self._end(entry)
+            with self._changed:
+                self._busy[_FINISHING] = None
+                for stage in (_LOADING, _FINISHING):
+                    if self._waiting[stage] and self._may_move(stage) and not self._waiting[stage][0].begun:
+                        self._turn[stage].notify()
+                self._changed.notify_all()
+        return count > 0
+
     def put(self, work: W, done: Callable[[W, BaseException | None], None]) -> None:
         """Starts it when its turn comes. `done(work, error)` is called in one of the threads, in order."""
         entry = _Entry(work, done)
@@ -122,6 +177,7 @@ class Pipeline(Generic[W]):
             stage = _LOADING if entry.loads else 0
             self._waiting[stage].append(entry)
             self._turn[stage].notify()
+            self._hand_on()
 
     @property
     def under_way(self) -> list[W]:
@@ -143,6 +199,7 @@ class Pipeline(Generic[W]):
         with self._changed:
             (entry,) = [entry for entry in self._busy if entry is not None and entry.work is work]
             self._parked.append(entry)
+            self._hand_on()
             self._changed.notify_all()
             stage = self._busy.index(entry)
             # The oldest first, so that two that want to be alone do not wait for each other.
@@ -163,6 +220,7 @@ class Pipeline(Generic[W]):
     def drain(self) -> None:
         """Waits until nothing is under way."""
         with self._changed:
+            self._hand_on()
             while self._any():
                 self._changed.wait()
 
@@ -186,6 +244,27 @@ class Pipeline(Generic[W]):
             busy = self._busy[stage]
             found += ([] if busy is None else [busy]) + list(self._waiting[stage])
         return found
+
+    def _hand_on(self) -> None:
+        """Leave what was begun by `begin` to the thread of the next stage."""
+        if self._begun:
+            self._turn[_FINISHING].notify()
+
+    def _begun_entry(self, over: Callable[[W], bool] | None) -> _Entry[W] | None:
+        """Take the next entry for whoever has begun it; None: it is not `over`, or behind others."""
+        with self._changed:
+            waiting = self._waiting[_FINISHING]
+            if any(self._busy[_FINISHING:]) or self._waiting[-1] or not waiting or not waiting[0].begun:
+                self._hand_on()  # what is before it has threads of its own
+                return None
+            return self._pop(_FINISHING) if over is None or over(waiting[0].work) else None
+
+    def _pop(self, stage: int) -> _Entry[W]:
+        """Take the next entry of a stage, which has one."""
+        entry = self._busy[stage] = self._waiting[stage].popleft()
+        if stage == _FINISHING and entry.begun:
+            self._begun -= 1
+        return entry
 
     def _run(self, stage: int, enter: Callable[[], None]) -> None:
         enter()
@@ -246,7 +325,7 @@ class Pipeline(Generic[W]):
         with self._changed:
             while True:
                 if self._waiting[stage] and self._may_move(stage):
-                    entry = self._busy[stage] = self._waiting[stage].popleft()
+                    entry = self._pop(stage)
                     if stage and self._waiting[stage - 1]:
                         self._turn[stage - 1].notify()  # may go on
                     self._changed.notify_all()

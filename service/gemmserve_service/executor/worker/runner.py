@@ -15,7 +15,7 @@ from gemmserve_kernels.blocks.grid import DEFAULT_RULE
 from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_service.errors import JobCancelled, ServiceError, describe
 from gemmserve_service.executor.protocol import Done, Failed
-from gemmserve_service.executor.worker.backend import HostArray, TinyBackend
+from gemmserve_service.executor.worker.backend import HostArray, ResidentBackend, TinyBackend
 from gemmserve_service.executor.worker.batches import parts_of, run_parts, sum_of
 from gemmserve_service.executor.worker.blocks.gridded import Gridded, grid_of
 from gemmserve_service.executor.worker.checks import element_counts, verification
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from gemmserve_kernels.blocks.grid import Grid, GridRule
     from gemmserve_kernels.device.element_counts import Reading
     from gemmserve_service.executor.protocol import ArrayRef, BlockOf, ExtentRow, Work
-    from gemmserve_service.executor.worker.backend import DeviceBackend, TinyProduct
+    from gemmserve_service.executor.worker.backend import DeviceBackend, ResidentProduct, TinyProduct
     from gemmserve_service.executor.worker.batches import Products
     from gemmserve_service.executor.worker.blocks.gridded import BlockWork
     from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
-    from gemmserve_service.schemas import Elements
+    from gemmserve_service.schemas import Elements, GemmParams, GemmReduceParams
 
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -311,18 +311,32 @@ class Runner:
         """Return what computes products of a form at once; None: they are not tiny, have blocks, or the device has no
         shorter way for them. For one thread.
         """
-        return form.shorter(self._find_tiny)
+        return form.once("tiny", self._find_tiny)
 
     def _find_tiny(self, form: Form) -> TinyProduct | None:
         backend, params = self.backend, form.params
         if isinstance(params, ProgramParams) or not form.tiny or not isinstance(backend, TinyBackend):
             return None
-        try:
-            if grid_of(params, form.operands, self.rule) is not None:
-                return None
-        except KernelError:
+        return None if self._has_blocks(form, params) else backend.tiny(params, form.operands, form.results)
+
+    def resident(self, form: Form) -> ResidentProduct | None:
+        """Return what computes products of a form whose operands are on the device and whose results stay there; None:
+        they have blocks or empty arrays, or the device has nothing of that kind. For one thread.
+        """
+        return form.once("resident", self._find_resident)
+
+    def _find_resident(self, form: Form) -> ResidentProduct | None:
+        backend, params = self.backend, form.params
+        if isinstance(params, ProgramParams) or not form.whole or not isinstance(backend, ResidentBackend):
             return None
-        return backend.tiny(params, form.operands, form.results)
+        return None if self._has_blocks(form, params) else backend.resident(params, form.operands, form.results)
+
+    def _has_blocks(self, form: Form, params: GemmParams | GemmReduceParams) -> bool:
+        """Whether products of a form have blocks, or none can be planned."""
+        try:
+            return grid_of(params, form.operands, self.rule) is not None
+        except KernelError:
+            return True
 
     def memory(self, row: ExtentRow) -> Bytes:
         """Return the mapping of the extent of a row. Raises OSError if it is gone, ValueError if it is shorter."""

@@ -6,7 +6,7 @@ import math
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gemmserve_service.executor.protocol import BlockOf, ExtentRow, Part, Places, Work
-    from gemmserve_service.executor.worker.backend import DeviceBackend, TinyProduct
+    from gemmserve_service.executor.worker.backend import DeviceBackend
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
+
+T = TypeVar("T")
 
 _MAX_FORMS: Final = 512  # as many as the front remembers (`small.SmallProducts`)
 TINY: Final = 1 << 20
@@ -68,8 +70,8 @@ class Form:
         self._backend = backend
         self._product: Callable[..., None] | None = None
         self._looked = False
-        self._shorter: TinyProduct | None = None
-        self._asked = False
+        self._found: dict[str, Any] = {}
+        """What was found when it was asked for first, by its name."""
         self.compiled: set[bool] = set()
         """Whether the kernels of its products are known to be compiled, without (False) and with those of a check."""
 
@@ -81,16 +83,19 @@ class Form:
     @property
     def tiny(self) -> bool:
         """Whether its products move little, and no array is empty."""
-        return sum(self.nbytes.values()) <= TINY and all(self.nbytes.values())
+        return sum(self.nbytes.values()) <= TINY and self.whole
 
-    def shorter(self, find: Callable[[Form], TinyProduct | None]) -> TinyProduct | None:
-        """Return what `find` returned when it was asked first: what computes tiny products of this form at once; None:
-        nothing does. To be called by the one thread that computes them.
-        """
-        if not self._asked:
-            self._asked = True
-            self._shorter = find(self)
-        return self._shorter
+    @property
+    def whole(self) -> bool:
+        """Whether no array is empty."""
+        return all(self.nbytes.values())
+
+    def once(self, name: str, find: Callable[[Form], T]) -> T:
+        """Return what `find` returned when it was asked first for what has that name. To be called by one thread."""
+        if name not in self._found:
+            self._found[name] = find(self)
+        found: T = self._found[name]
+        return found
 
     def product(self, row: list[np.ndarray[Any, Any]]) -> Callable[..., None] | None:
         """Return what computes `row`, to be called with its arrays; None: it has to be run as any other product."""

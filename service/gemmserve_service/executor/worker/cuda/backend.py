@@ -25,12 +25,13 @@ from gemmserve_service.executor.worker.blocks.peer_panels import PeerPanels
 from gemmserve_service.executor.worker.checks import element_counts, verification
 from gemmserve_service.executor.worker.cuda.batches import run_together
 from gemmserve_service.executor.worker.cuda.copies import DeviceCopies, order_of
+from gemmserve_service.executor.worker.cuda.forms.resident import ResidentProducts, resident_products
+from gemmserve_service.executor.worker.cuda.forms.tiny import TinyProducts, tiny_products
 from gemmserve_service.executor.worker.cuda.idleness import Idleness
 from gemmserve_service.executor.worker.cuda.kernels import missing_kernels
 from gemmserve_service.executor.worker.cuda.out_of_memory import within_memory
 from gemmserve_service.executor.worker.cuda.peer_link import CupyPeerLink
 from gemmserve_service.executor.worker.cuda.pinned_ring import CupyLink
-from gemmserve_service.executor.worker.cuda.tiny import TinyProducts, tiny_products
 from gemmserve_service.executor.worker.cuda.values import DeviceValues
 from gemmserve_service.executor.worker.cuda.warm_up import WarmUp
 from gemmserve_service.executor.worker.health.amd import open_amd_smi
@@ -322,6 +323,15 @@ class CupyBackend:
     ) -> TinyProducts | None:
         """See `TinyBackend`."""
         return tiny_products(self, params, operands, results)
+
+    def resident(
+        self,
+        params: GemmParams | GemmReduceParams,
+        operands: Mapping[str, Kind],
+        results: Mapping[str, Kind],
+    ) -> ResidentProducts | None:
+        """See `ResidentBackend`."""
+        return resident_products(self, params, operands, results)
 
     def run_many(self, products: Products, checkpoint: Callable[[], None] = go_on) -> Timings:
         try:

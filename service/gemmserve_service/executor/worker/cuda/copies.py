@@ -33,7 +33,7 @@ _LINE: Final = 4 << 10
 """Bytes of a window's rows from which on copies without the ring are as fast: a link takes 32 GB/s of rows so long, and
 all that it can of rows of 32 KiB."""
 _MATRIX: Final = 2
-_AGAIN: Final = 2
+AGAIN: Final = 2
 """Uses of a copy from which on it pays to prepare it: one is no reason to expect another."""
 
 
@@ -244,8 +244,7 @@ class DeviceCopies:
         sides = [
             side
             for side in ("a", "b")
-            # Where both would not be kept, it would be prepared each time.
-            if self.resident.uses(operands[side].cache_id) >= _AGAIN and 2 * copies[side].nbytes <= self.resident.budget
+            if self.resident.uses(operands[side].cache_id) >= AGAIN and self.keeps_form(copies[side].nbytes)
         ]
         if not sides:
             return found
@@ -255,16 +254,25 @@ class DeviceCopies:
             found[side] = self._form(side, params, operands[side], copies[side])
         return found
 
+    def keeps_form(self, nbytes: int) -> bool:
+        """Whether a form of so many bytes would be kept beside its copy: else it would be prepared each time."""
+        return 2 * nbytes <= self.resident.budget
+
     def _form(self, side: str, params: GemmParams | GemmReduceParams, operand: HostArray, copy: Any) -> Any:
-        trans = params.trans_a if side == "a" else params.trans_b
-        options = {"side": side, "compute": params.compute, "trans": trans, "layout": params.layout}
+        key = form_key(side, params)
+        options = dict(zip(("side", "compute", "trans", "layout"), key, strict=True))
         return self.resident.get(
             operand.cache_id,
             copy.nbytes,
             lambda: self._whole(prepare(copy, **options)),
-            form=tuple(options.values()),
+            form=key,
             measure=lambda form: form.nbytes,
         )
+
+
+def form_key(side: str, params: GemmParams | GemmReduceParams) -> tuple[str, str, str, str]:
+    """Return what an operand is prepared for: the side, compute mode, transposition and layout."""
+    return side, params.compute, params.trans_a if side == "a" else params.trans_b, params.layout
 
 
 def order_of(array: Any) -> Literal["C", "F"]:

@@ -125,16 +125,34 @@ class Residency:
                 self._note(array, came=True)
         return value
 
-    def use(self, arrays: Sequence[str]) -> list[Any] | None:
-        """The copies of all these arrays, each used once more; None: one is not here, and nothing has happened."""
+    def use(self, arrays: Sequence[str], forms: Sequence[Any] = (), *, again: int = 0) -> list[Any] | None:
+        """The copies of all these arrays, each used once more; None: one is not here, and nothing has happened.
+
+        `forms`: of each array; what is here of that is returned in the copy's place. None, too, if a copy that has been
+        used `again` times lacks it: whoever makes it is to be asked.
+        """
         with self._lock:
-            found = [forms.get(None) for array in arrays if (forms := self._kept.get(array)) is not None]
-            copies = [kept for kept in found if kept is not None]
-            if len(copies) < len(arrays):
-                return None
-            for kept in copies:
+            copies = []
+            for array in arrays:
+                here = self._kept.get(array)
+                copy = None if here is None else here.get(None)
+                if copy is None:
+                    return None
+                copies.append(copy)
+            values = [kept.value for kept in copies]
+            prepared = []
+            for number, form in enumerate(forms):
+                if form is None:
+                    continue
+                found = self._kept[arrays[number]].get(form)
+                if found is not None:
+                    values[number] = found.value
+                    prepared.append(found)
+                elif copies[number].uses + 1 >= again:
+                    return None
+            for kept in (*copies, *prepared):
                 self._used(kept)
-        return [kept.value for kept in copies]
+        return values
 
     def put(self, array: str, value: Any, nbytes: int, *, pinned: bool = False) -> bool:
         """Keeps a copy that was made elsewhere; False: there is no room for it.

@@ -152,11 +152,21 @@ class WriteQueue:
         nbytes = sum(result.value.nbytes for result in results)
         while True:
             with self._changed:
-                if not self._entries or self.nbytes + nbytes <= self.limit or self._last:
+                if self._fits(nbytes):
                     self._add(_Entry(task, list(results), nbytes))
                     return
                 self._changed.wait(_LOOK_S)
             checkpoint()
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether `reserve` would not wait with results of so many bytes."""
+        with self._changed:
+            return self._fits(nbytes)
+
+    def take(self, task: str, results: Sequence[Result]) -> None:
+        """Take over the results of a task, which is answered after that, whether there is room for them or not."""
+        with self._changed:
+            self._add(_Entry(task, list(results), sum([result.value.nbytes for result in results])))
 
     def write(self, task: str, places: Mapping[str, ExtentRow], *, urgent: bool) -> None:
         """Have a task's results written to `places`, by array; again: have them overtake others. An unknown task's
@@ -265,6 +275,9 @@ class WriteQueue:
             self._places.clear()
 
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _fits(self, nbytes: int) -> bool:
+        return not self._entries or self.nbytes + nbytes <= self.limit or self._last
 
     def _add(self, entry: _Entry) -> None:
         self._entries[entry.task] = entry

@@ -12,11 +12,12 @@ from gemmserve_service.executor.worker.compilation import Compilation, Compiling
 from gemmserve_service.executor.worker.overlap.grid import GridTask
 from gemmserve_service.executor.worker.overlap.lane import Lane
 from gemmserve_service.executor.worker.overlap.product import ProductTask
+from gemmserve_service.executor.worker.overlap.resident import resident_task
 from gemmserve_service.executor.worker.overlap.task import NoRoomBesideError
-from gemmserve_service.executor.worker.overlap.tiny import tiny_task
+from gemmserve_service.executor.worker.overlap.tiny import TinyTask
 from gemmserve_service.executor.worker.overlap.whole import WholeTask
 from gemmserve_service.executor.worker.runner import failed
-from gemmserve_service.executor.worker.unpack import Run
+from gemmserve_service.executor.worker.unpack import Run, count_of
 from gemmserve_service.schemas import ProgramParams
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.worker.overlap.staged import OverlappingBackend
     from gemmserve_service.executor.worker.overlap.task import Task
     from gemmserve_service.executor.worker.runner import Runner
+    from gemmserve_service.executor.worker.unpack import Form
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +39,9 @@ class Overlap:
     memory waits until it is alone in the lane of the long ones, and what was loaded ahead there is let go. A task whose
     kernels are not compiled yet waits for them before it enters its lane; `tell(task, compiling)` hears of the
     beginning and the end of that. The thread that makes this and starts tasks computes tiny ones itself, while nothing
-    else is under way: on a device with a shorter way for them (`TinyBackend`) all of them, else express ones.
+    else is under way: on a device with a shorter way for them (`TinyBackend`) all of them, else express ones. Express
+    products whose operands are on the device and whose results stay there it has the device compute
+    (`ResidentBackend`), one behind the other, and answers them when it is told to `settle`.
     """
 
     def __init__(
@@ -85,14 +89,48 @@ class Overlap:
             checked=message.verify,
         )
 
-    def _at_once(self, work: Work) -> bool:
-        """Compute a tiny product in this thread, from beginning to end; False: it is none, its operands are yet to be
-        brought to the device and kept there, or something else is under way, and nothing has happened.
+    @property
+    def begun(self) -> bool:
+        """Whether the thread that starts tasks has something to `settle`."""
+        return self._express.pipeline.begun
+
+    def settle(self) -> bool:
+        """Wait for the oldest product that this thread has begun in `start`; answer it, and those behind it that are
+        over by then. False: another thread will.
         """
-        task = tiny_task(self._express, self._runner, work, compiles=self._compilation is not None)
-        if task is None or not self._long.pipeline.idle or self._runner.is_cancelled(work.task):
+        return self._express.pipeline.settle(lambda task: task.over)
+
+    def _at_once(self, work: Work) -> bool:
+        """Begin a product of operands that the device has and whose result stays there, or compute a tiny one from
+        beginning to end, in this thread; False: it is none, its operands are yet to be brought to the device and kept
+        there, or something else is before it, and nothing has happened.
+        """
+        form = self._simple(work)
+        if form is None or self._runner.is_cancelled(work.task):
             return False
-        return task.find() and self._express.pipeline.run(task, self._ended)
+        express = self._express
+        if work.express and (resident := self._runner.resident(form)) is not None:
+            task = resident_task(express, work, form, resident)
+            if task is not None:
+                return express.pipeline.begin(task, self._ended)
+        if (product := self._runner.tiny(form)) is None or not self._long.pipeline.idle:
+            return False
+        while express.pipeline.begun:
+            if not self.settle():
+                return False
+        tiny = TinyTask(express, work, form, product)
+        return tiny.find() and express.pipeline.run(tiny, self._ended)
+
+    def _simple(self, work: Work) -> Form | None:
+        """Return the form of a task of one product without a check whose kernels are compiled; None: it is none. Raises
+        ValueError for a form that is none.
+        """
+        if work.verify or work.block is not None or len(work.parts) != 1:
+            return None
+        (part,) = work.parts
+        form = self._runner.form(part.form)
+        compiled = self._compilation is None or False in form.compiled
+        return form if compiled and count_of(part) == 1 else None
 
     def _enter(self, message: Run | Work, compile_s: float) -> None:
         lane = self._express if message.express else self._long

@@ -38,6 +38,11 @@ class Task:
         return True
 
     @property
+    def over(self) -> bool:
+        """Whether `finish` need not wait."""
+        return True
+
+    @property
     def tiny(self) -> bool:
         """Whether it takes no longer than to wake a thread, and waits for nothing that the front has yet to say."""
         return False

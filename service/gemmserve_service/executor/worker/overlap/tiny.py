@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.executor.worker.overlap.task import NoRoomBesideError, Task
-from gemmserve_service.executor.worker.unpack import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,25 +16,9 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.protocol import ExtentRow, Work
     from gemmserve_service.executor.worker.backend import TinyProduct
     from gemmserve_service.executor.worker.overlap.lane import Lane
-    from gemmserve_service.executor.worker.runner import Runner
     from gemmserve_service.executor.worker.unpack import Form
 
 log = logging.getLogger(__name__)
-
-
-def tiny_task(lane: Lane, runner: Runner, work: Work, *, compiles: bool) -> TinyTask | None:
-    """Return the task for a tiny product on a device that has a shorter way for it; None: it is none, or kernels of it
-    may have to be compiled. `runner` knows the forms; `compiles`: the device's kernels are compiled when they are asked
-    for.
-    """
-    if work.verify or work.block is not None or len(work.parts) != 1:
-        return None
-    (part,) = work.parts
-    form = runner.form(part.form)
-    if count_of(part) != 1 or (compiles and False not in form.compiled):
-        return None
-    product = runner.tiny(form)
-    return None if product is None else TinyTask(lane, work, form, product)
 
 
 class TinyTask(Task):
@@ -44,6 +27,7 @@ class TinyTask(Task):
     message: Work
 
     def __init__(self, lane: Lane, message: Work, form: Form, product: TinyProduct) -> None:
+        """`message`: of one product of the form, which is not to be checked and no block."""
         super().__init__(lane.runner, message)
         self._lane = lane
         self._form = form

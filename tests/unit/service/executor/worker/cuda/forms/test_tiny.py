@@ -10,8 +10,8 @@ import pytest
 
 from gemmserve_kernels.planning.rates import shipped
 from gemmserve_service.executor.protocol import Kind
-from gemmserve_service.executor.worker.cuda import tiny as module
-from gemmserve_service.executor.worker.cuda.tiny import TinyProducts, tiny_products
+from gemmserve_service.executor.worker.cuda.forms import tiny as module
+from gemmserve_service.executor.worker.cuda.forms.tiny import TinyProducts, tiny_products
 from gemmserve_service.executor.worker.memory.residency import Residency
 from gemmserve_service.products import options
 from gemmserve_service.schemas import Elements, GemmParams, Timings

@@ -1,0 +1,1 @@
+"""Products of one form on a device: what does not depend on their arrays is worked out once."""

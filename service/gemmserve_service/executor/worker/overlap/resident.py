@@ -1,0 +1,110 @@
+"""Products of operands that the device has, whose results stay there: one thread begins and answers them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from gemmserve_service.executor.protocol import Done
+from gemmserve_service.executor.worker.memory.write_queue import Result
+from gemmserve_service.executor.worker.overlap.task import NoRoomBesideError, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from gemmserve_service.executor.protocol import Part, Work
+    from gemmserve_service.executor.worker.backend import BegunProduct, ResidentProduct
+    from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
+    from gemmserve_service.executor.worker.overlap.lane import Lane
+    from gemmserve_service.executor.worker.unpack import Form
+
+log = logging.getLogger(__name__)
+
+
+def resident_task(lane: Lane, work: Work, form: Form, product: ResidentProduct) -> ResidentTask | None:
+    """Return the task for a product whose results stay on the device; None: one of them has a place, an operand is kept
+    nowhere or is not there, or there is no room for the results.
+    """
+    write_queue: WriteQueue | None = getattr(lane.backend, "write_queue", None)
+    (part,), extents = work.parts, work.extents
+    if write_queue is None or not work.defer:
+        return None
+    deferred = {}
+    for name, ((number, _), *_) in part.results.items():
+        if number < 0 or extents[number][1] or (array := extents[number][4]) is None:
+            return None
+        deferred[name] = array
+    arrays = []
+    for name in form.operands:
+        number = part.operands[name][0][0]
+        if number < 0 or (array := extents[number][4]) is None:
+            return None
+        arrays.append(array)
+    if not write_queue.has_room(sum([form.nbytes[name] for name in deferred])):
+        return None
+    operands = product.resident(arrays)
+    return None if operands is None else ResidentTask(lane, work, part, product, operands, deferred, write_queue)
+
+
+class ResidentTask(Task):
+    """A product that the device is given behind others, before they are over."""
+
+    message: Work
+
+    def __init__(
+        self,
+        lane: Lane,
+        message: Work,
+        part: Part,
+        product: ResidentProduct,
+        operands: Sequence[Any],
+        deferred: dict[str, str],
+        write_queue: WriteQueue,
+    ) -> None:
+        """`deferred`: the results' ids by name."""
+        super().__init__(lane.runner, message)
+        self._lane = lane
+        self._part = part
+        self._product = product
+        self._operands = operands
+        self._deferred = deferred
+        self._write_queue = write_queue
+        self._came = time.perf_counter()
+        self._begun: BegunProduct | None = None
+
+    @property
+    def over(self) -> bool:
+        """See `Task`."""
+        return self._begun is None or self._begun.over
+
+    def compute(self) -> None:
+        """Have the device compute, behind the products before."""
+        self._lane.step()
+        try:
+            self._begun = self._product.begin(self._operands)
+        except self._lane.backend.out_of_memory as error:
+            log.info("task %s waits for memory: %s", self.name, error)
+            raise NoRoomBesideError from error
+
+    def finish(self) -> None:
+        """Wait until it has. The results are held, whether there is room for them or not: there was when it came."""
+        begun = self._begun
+        assert begun is not None
+        timings, counted = begun.finish()
+        timings.queue_s = max(time.perf_counter() - self._came - timings.kernel_s - timings.compile_s, 0.0)
+        self._lane.step()
+        self._write_queue.take(self.name, [Result(array, begun.made[name]) for name, array in self._deferred.items()])
+        self.answer = Done(
+            task=self.name,
+            algorithm=self._part.algorithm,
+            timings=timings,
+            elements=counted,
+            memory_used=self.runner.backend.memory_used(),
+            written=False,
+        )
+
+    def release(self) -> None:
+        """Let operands and results go."""
+        self._begun, self._operands = None, ()
