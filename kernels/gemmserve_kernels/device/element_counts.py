@@ -17,14 +17,20 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from collections import deque
 from dataclasses import dataclass
+from functools import lru_cache
 from threading import Lock
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.structures import device_struct
+
+if TYPE_CHECKING:
+    from gemmserve_kernels.device.launch import Ready
+    from gemmserve_kernels.device.replay import LaunchRecorder
 
 _WORD: Final = np.dtype(np.int64)
 """The kernels' words are unsigned and wrap around: what one takes away before another has added it is negative."""
@@ -84,19 +90,22 @@ class Reading:
         self._total = total
         self._memory = memory
         self._event = event
+        self._counts = ElementCounts.of(total, 0, 0) if memory is None else None
+        """Its counts, once somebody asked for them."""
 
     @property
     def done(self) -> bool:
         """Whether `counts` need not wait."""
-        return self._event is None or bool(self._event.done)
+        return self._counts is not None or bool(self._event.done)
 
     def counts(self) -> ElementCounts:
         """Return what was counted up to the reading. Waits for the device where it must."""
-        if self._memory is None:
-            return ElementCounts.of(self._total, 0, 0)
-        self._event.synchronize()
-        wide, plain = np.frombuffer(self._memory, _WORD, WORDS)
-        return ElementCounts.of(self._total, int(wide), int(plain))
+        found = self._counts
+        if found is None:
+            self._event.synchronize()
+            wide, plain = np.frombuffer(self._memory, _WORD, WORDS)
+            found = self._counts = ElementCounts.of(self._total, int(wide), int(plain))
+        return found
 
 
 _NOTHING: Final = Reading(0)
@@ -114,7 +123,7 @@ class DeviceCounters:
         self._total = 0
         self._last = _NOTHING
         self._last_total = 0
-        self._under_way: list[Reading] = []
+        self._under_way: deque[Reading] = deque()
 
     def add(self, elements: int) -> int:
         """The address of the counters, for kernels that compute so many elements of results or some of them."""
@@ -135,7 +144,9 @@ class DeviceCounters:
             event.record(stream)
             self._last, self._last_total = Reading(self._total, memory, event), self._total
             # Whoever drops a reading must not free memory that is yet to be written.
-            self._under_way = [*(each for each in self._under_way if not each.done), self._last]
+            while self._under_way and self._under_way[0].done:
+                self._under_way.popleft()
+            self._under_way.append(self._last)
             return self._last
 
 
@@ -144,10 +155,27 @@ def write_words(source: int, target: int) -> None:
     page-locked memory of the host, whose address the device knows, too (CUDA programming guide, unified virtual
     addressing).
     """
-    from gemmserve_kernels.device.launch import CupyLauncher
+    import cupy
 
-    params = ReadCountersParams(source, target)
-    CupyLauncher.current().launch(READ_COUNTERS, "read_counters", grid=1, block=32, shared=0, params=params)
+    _reader(cupy.cuda.runtime.getDevice()).run((source, target))
+
+
+@lru_cache
+def _reader(ordinal: int) -> Ready:
+    """The kernel of a reading, ready for the device of that number, the current one."""
+    from gemmserve_kernels.device.launch import CupyLauncher
+    from gemmserve_kernels.device.replay import record
+
+    del ordinal  # the launcher asks for it
+    launcher = CupyLauncher.current()
+
+    def run(recorder: LaunchRecorder) -> int:
+        source, target = (recorder.argument((WORDS,), _WORD, (_WORD.itemsize,)) for _ in range(2))
+        params = ReadCountersParams(source.address, target.address)
+        recorder.launch(READ_COUNTERS, "read_counters", grid=1, block=32, shared=0, params=params)
+        return 2
+
+    return launcher.ready(record(launcher.spec, launcher.max_grid, run))
 
 
 _thread: Final = threading.local()

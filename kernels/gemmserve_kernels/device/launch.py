@@ -215,7 +215,8 @@ class _Replay:
     as to launch a kernel.
     """
 
-    _MAX_MAPS: Final = 64
+    _MAX_MAPS: Final = 512
+    """Tensor maps that are kept: results of a stream of products are some hundred arrays until they are deleted."""
     _SINGLY: Final = 2
     """Runs before graphs are made: much is run once."""
     _MAX_GRAPHS: Final = 4

@@ -76,7 +76,7 @@ def gemm(
     options = (alpha, beta, trans_a, trans_b, order, layout, compute, config)
     if c is None and out is None and (result := _again(a, b, options)) is not None:
         return result
-    if is_plain_cupy(a, b, c, out):
+    if is_plain_cupy(source_of(a), source_of(b), c, out):
         return _on_gpu(a, b, c, out, options, plain=True)
     return _run(a, b, c, out, options)
 
@@ -113,7 +113,7 @@ def _for_cpu(a: ArrayKey, b: ArrayKey, c: ArrayKey | None, options: tuple[Any, .
 
 
 def _on_gpu(a: Any, b: Any, c: Any, out: Any, options: tuple[Any, ...], *, plain: bool = False) -> Any:
-    """CuPy's arrays, `a` and `b` perhaps prepared, but not where all are `plain`."""
+    """CuPy's arrays, `a` and `b` perhaps prepared. `plain`: it is known that they are CuPy's."""
     import cupy
 
     try:
@@ -184,14 +184,19 @@ def _on_device(ordinal: int, a: Any, b: Any, c: Any, out: Any, options: tuple[An
     """The same on the current device, which is the one of that number."""
     import cupy
 
-    key, of_pair = None, None
+    key: tuple[Any, ...] | None = None
+    of_pair = None
+    source_a, source_b = source_of(a), source_of(b)
+    prepared = source_a is not a or source_b is not b
     if plain:
-        at_a, at_b = a.data.ptr, b.data.ptr
+        at_a, at_b = source_a.data.ptr, source_b.data.ptr
         of_pair = (
-            *(ordinal, at_a & PHASE, a.shape, a.strides, a.dtype),
-            *(at_b & PHASE, b.shape, b.strides, b.dtype, options),
+            *(ordinal, at_a & PHASE, source_a.shape, source_a.strides, source_a.dtype),
+            *(at_b & PHASE, source_b.shape, source_b.strides, source_b.dtype, options),
         )
         key = (of_pair, None if c is None else place_key(c), None if out is None else place_key(out))
+        if prepared:
+            key = (*key, operand_outline(a), operand_outline(b))
         known = _known.find(key)
         if known is not None:
             if known.of_out is None:
@@ -220,9 +225,9 @@ def _on_device(ordinal: int, a: Any, b: Any, c: Any, out: Any, options: tuple[An
     problem = call.problem
     if key is not None and into is out and all(x is y for x, y in zip((a, b, c), given, strict=True)):
         result = problem.result_shape, problem.result_dtype, problem.order
-        if c is None and out is None and (enqueue := call.enqueue) is not None:
+        if c is None and out is None and not prepared and (enqueue := call.enqueue) is not None:
             _fresh.keep(of_pair, _Fresh(enqueue, *result, cupy.ndarray, cupy.cuda.runtime.getDevice))
-        spans = tuple(Span.of(x) for x in given if x is not None)
+        spans = tuple(Span.of(source_of(x)) for x in given if x is not None)
         _known.keep(key, _Known(call, *result, spans, None if out is None else Span.of(out)))
     if into is None:
         into = cupy.ndarray(problem.result_shape, problem.result_dtype, order=problem.order)

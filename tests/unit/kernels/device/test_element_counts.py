@@ -22,6 +22,8 @@ def test_shares():
 
 SCRIPT = """
 import ctypes
+from types import SimpleNamespace
+
 import cupy
 from gemmserve_kernels import ElementCounts, read_element_counts
 from gemmserve_kernels.device import element_counts
@@ -30,13 +32,13 @@ from gemmserve_kernels.device.launch import CupyLauncher
 
 copies = []
 
-def launch(self, source, entry, *, grid, block, shared, params):
+def launch(self, source, entry, *, grid, block, shared, params, dependent):
     assert (source, entry, grid, shared) == (READ_COUNTERS, "read_counters", 1, 0)
     copies.append(params)
     ctypes.memmove(params.to, params.from_, 8 * WORDS)
 
 CupyLauncher.launch = launch
-CupyLauncher.current = classmethod(lambda cls: cls(None))
+CupyLauncher.current = classmethod(lambda cls: cls(SimpleNamespace(kind="rocm")))  # each launch by itself
 
 def get(self, *args, **options):
     raise AssertionError("a copy, which waits behind those of others")
@@ -59,6 +61,7 @@ assert len(copies) == 1
 counters.add(7)
 wide.value -= 13  # as where plain arithmetic takes the place of the wide way
 third = read_element_counts()
+assert len(counters._under_way) == 1  # what the first has written is there, whoever still wants it
 assert second.counts() == ElementCounts(85, 30, 5)
 assert third.counts() - second.counts() == ElementCounts(20, -13, 0)
 assert len(copies) == 2
