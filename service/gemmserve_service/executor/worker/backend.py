@@ -144,9 +144,7 @@ class BegunProduct(Protocol):
 
 
 class ResidentProduct(Protocol):
-    """Products of one form whose operands are on the device and whose results stay there, begun by one thread, one
-    behind the other.
-    """
+    """Products of one form whose operands are on the device and whose results stay there, one behind the other."""
 
     def resident(self, arrays: Sequence[str]) -> Sequence[Any] | None:
         """Return the device's copies of these arrays, in the form's order; None: it has not got all of them, or keeps

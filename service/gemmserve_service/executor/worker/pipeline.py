@@ -34,7 +34,7 @@ _STAGES: Final = ("load", "compute", "finish", "store")
 _COUNT: Final = len(_STAGES)
 _LOADING: Final = 1  # the stage that does what the first is for, where that is not worth a thread
 _FINISHING: Final = 2
-_MOST_BEGUN: Final = 32  # pieces that a device is given before the first of them is looked after
+_MOST_AHEAD: Final = 32  # light pieces that a device is given before the first of them is looked after
 
 
 class _Entry(Generic[W]):
@@ -69,15 +69,17 @@ class Pipeline(Generic[W]):
         loaded: Callable[[W], bool] = lambda _: False,
         prompt: Callable[[W], bool] = lambda _: False,
         brief: Callable[[W], bool] = lambda _: False,
+        light: Callable[[W], bool] = lambda _: False,
         short: Callable[[W], bool] = lambda _: False,
         name: str = "gemmserve",
     ) -> None:
         """`enter` is called once in each thread before anything else. `loaded`: whether `load` has nothing to bring
         now. `prompt`: whether `finish`, asked after `compute`, takes no longer than to hand it on; `brief`: likewise
-        `store`, asked after `finish`. `short`: whether all stages together take no longer than two or three hand-overs:
+        `store`, asked after `finish`. `light`: whether it holds nothing that was brought, so that several pieces may be
+        ahead. `short`: whether all stages together take no longer than two or three hand-overs:
         one thread does them while nothing else is under way. `name`: what its threads' names begin with.
         """
-        self._loaded, self._short = loaded, short
+        self._loaded, self._light, self._short = loaded, light, short
         self._goes_on_after: dict[int, Callable[[W], bool]] = {_STAGES.index("compute"): prompt, _COUNT - 2: brief}
         lock = threading.Lock()
         self._turn = tuple(threading.Condition(lock) for _ in _STAGES)
@@ -131,7 +133,7 @@ class Pipeline(Generic[W]):
         with self._changed:
             if waiting[0] or waiting[_LOADING] or busy[0] or busy[_LOADING] or self._parked or self._closed:
                 return False
-            if len(waiting[_FINISHING]) >= _MOST_BEGUN:
+            if len(waiting[_FINISHING]) >= _MOST_AHEAD:
                 return False
             busy[_LOADING] = entry
         self._do(entry, _LOADING)
@@ -148,6 +150,11 @@ class Pipeline(Generic[W]):
     def begun(self) -> bool:
         """Whether `settle` may have something to do."""
         return self._begun > 0
+
+    def leave(self) -> None:
+        """Leave to the stages' threads what `begin` has begun."""
+        with self._changed:
+            self._hand_on()
 
     def settle(self, over: Callable[[W], bool]) -> bool:
         """Do the last stages of work that `begin` has begun, in the thread that has called it: of the oldest, and of
@@ -172,7 +179,7 @@ class Pipeline(Generic[W]):
         entry = _Entry(work, done)
         loaded, short = self._loaded(work), self._short(work)
         with self._changed:
-            before = (*self._waiting[0], *self._waiting[1], self._busy[0], self._alone)
+            before = (*self._waiting[0], self._busy[0], self._alone)
             entry.loads = (loaded and not any(before)) or (short and not self._any())
             stage = _LOADING if entry.loads else 0
             self._waiting[stage].append(entry)
@@ -335,9 +342,12 @@ class Pipeline(Generic[W]):
                 self._turn[stage].wait()
 
     def _may_move(self, stage: int) -> bool:
-        """Whether a stage may take what waits: one piece ahead of the next stage, and none behind what is alone or done
-        by another thread (`run`).
+        """Whether a stage may take what waits: one piece ahead of the next stage, or a few light ones, and none behind
+        what is alone or done by another thread (`run`).
         """
-        if self._busy[stage] is not None or (stage + 1 < _COUNT and self._waiting[stage + 1]):
+        if self._busy[stage] is not None:
+            return False
+        ahead = len(self._waiting[stage + 1]) if stage + 1 < _COUNT else 0
+        if ahead >= (_MOST_AHEAD if stage == _LOADING and self._light(self._waiting[stage][0].work) else 1):
             return False
         return self._alone is None or stage > self._busy.index(self._alone)

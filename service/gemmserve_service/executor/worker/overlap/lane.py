@@ -36,6 +36,7 @@ class Lane:
             loaded=lambda task: task.loaded,
             prompt=lambda task: task.prompt,
             brief=lambda task: task.brief,
+            light=lambda task: task.light,
             short=lambda task: task.prompt,
             name="gemmserve-express" if express else "gemmserve",
         )

@@ -98,12 +98,16 @@ class Overlap:
         """Wait for the oldest product that this thread has begun in `start`; answer it, and those behind it that are
         over by then. False: another thread will.
         """
-        return self._express.pipeline.settle(lambda task: task.over)
+        pipeline = self._express.pipeline
+        if self._long.pipeline.idle:
+            return pipeline.settle(lambda task: task.over)
+        pipeline.leave()  # the device has something else, and messages are to be read
+        return False
 
     def _at_once(self, work: Work) -> bool:
         """Begin a product of operands that the device has and whose result stays there, or compute a tiny one from
         beginning to end, in this thread; False: it is none, its operands are yet to be brought to the device and kept
-        there, or something else is before it, and nothing has happened.
+        there, or something else is under way beside a tiny one, and nothing has happened.
         """
         form = self._simple(work)
         if form is None or self._runner.is_cancelled(work.task):
@@ -112,7 +116,10 @@ class Overlap:
         if work.express and (resident := self._runner.resident(form)) is not None:
             task = resident_task(express, work, form, resident)
             if task is not None:
-                return express.pipeline.begin(task, self._ended)
+                if not express.pipeline.begin(task, self._ended):
+                    express.wake()
+                    express.pipeline.put(task, self._ended)
+                return True
         if (product := self._runner.tiny(form)) is None or not self._long.pipeline.idle:
             return False
         while express.pipeline.begun:

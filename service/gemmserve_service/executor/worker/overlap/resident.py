@@ -6,6 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from gemmserve_service.errors import JobCancelled
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.executor.worker.memory.write_queue import Result
 from gemmserve_service.executor.worker.overlap.task import NoRoomBesideError, Task
@@ -75,12 +76,29 @@ class ResidentTask(Task):
         self._begun: BegunProduct | None = None
 
     @property
+    def loaded(self) -> bool:
+        """See `Task`."""
+        return True
+
+    @property
+    def light(self) -> bool:
+        """See `Task`: its operands are there for others, too."""
+        return True
+
+    @property
+    def prompt(self) -> bool:
+        """See `Task`: others are given to the device meanwhile."""
+        return False
+
+    @property
     def over(self) -> bool:
         """See `Task`."""
         return self._begun is None or self._begun.over
 
     def compute(self) -> None:
         """Have the device compute, behind the products before."""
+        if self.runner.is_cancelled(self.name):
+            raise JobCancelled("the job was cancelled")
         self._lane.step()
         try:
             self._begun = self._product.begin(self._operands)

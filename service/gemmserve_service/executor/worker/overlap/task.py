@@ -38,6 +38,11 @@ class Task:
         return True
 
     @property
+    def light(self) -> bool:
+        """Whether it holds nothing that was brought for it."""
+        return False
+
+    @property
     def over(self) -> bool:
         """Whether `finish` need not wait."""
         return True

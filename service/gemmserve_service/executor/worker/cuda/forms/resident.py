@@ -42,7 +42,7 @@ def resident_products(
 
 
 class ResidentProducts:
-    """Products of one form (`ResidentProduct`), begun by one thread, on its stream."""
+    """Products of one form (`ResidentProduct`), each begun on the stream of whoever does it."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ResidentProducts:
 
     def begin(self, operands: Sequence[Any]) -> BegunProduct:
         """Enqueue a product of operands of `resident`. Raises what a launch raises, and `out_of_memory`."""
-        start, stop = self._spare.pop() if self._spare else (self._event(), self._event())
+        start, stop = self._events()
         before, waited = read_element_counts(), waited_s()
         try:
             made = {name: self._array(shape, dtype, order=order) for name, shape, dtype, order in self._results}
@@ -91,6 +91,12 @@ class ResidentProducts:
             stop.synchronize()  # for what is being read
             raise
         return BegunProduct(self, operands, made, (start, stop), (before, after), waited_s() - waited)
+
+    def _events(self) -> Events:
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return self._event(), self._event()
 
     def over(self, events: Events) -> float:
         """Return the seconds between events that have passed; they are recorded again for another product."""
