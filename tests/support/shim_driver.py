@@ -626,6 +626,12 @@ def check_calls_that_come_again_take_few_calls_of_functions():
     config = GemmConfig(algorithm="simt")
     product = frames_of(lambda: gemm(a, b, config=config))
     assert len(product) <= 6, product
+    x, y = (put(matrix) for matrix in pair())
+    left, right, out = prepare(x, "a", "3xfp16"), prepare(y, "b", "3xfp16"), put(np.zeros((40, 30), "c8"))
+    prepared = frames_of(lambda: gemm(left, right, out=out, **CONFIGS["planes"]))
+    assert "plan_call" not in prepared
+    assert "_call" not in prepared, "no plan is looked for"
+    assert len(prepared) <= 32, prepared
     reduced = frames_of(lambda: gemm_reduce(a, b, reduce="absmax", compute="fp32"))
     assert len(reduced) <= 11, reduced
 

@@ -110,7 +110,7 @@ class Overlap:
         there, or something else is under way beside a tiny one, and nothing has happened.
         """
         form = self._simple(work)
-        if form is None or self._runner.is_cancelled(work.task):
+        if form is None:
             return False
         express = self._express
         if work.express and (resident := self._runner.resident(form)) is not None:
@@ -121,6 +121,8 @@ class Overlap:
                     express.pipeline.put(task, self._ended)
                 return True
         if (product := self._runner.tiny(form)) is None or not self._long.pipeline.idle:
+            return False
+        if self._runner.is_cancelled(work.task):
             return False
         while express.pipeline.begun:
             if not self.settle():

@@ -411,3 +411,169 @@ def test_any_mixture_of_ways_ends_in_order(short, ended):
     assert ended == [(name, None) for name in range(400)]
     for stage in STAGES:
         assert [entry[0] for entry in log if entry[1] == stage] == list(range(400))
+
+
+class Begun(Threads):
+    """Work that a device is given; `over`: whether it has done it."""
+
+    def __init__(self, name, log, *, over=True, **at):
+        super().__init__(name, log, loaded=True, brief=True, **at)
+        self.over = over
+
+
+@pytest.fixture
+def light(ended):
+    pipeline = Pipeline(
+        loaded=lambda work: work.loaded, brief=lambda work: work.brief, light=lambda work: isinstance(work, Begun)
+    )
+    yield pipeline
+    pipeline.close()
+
+
+def test_who_has_work_may_begin_several_pieces_and_settle_those_that_are_over(light, ended):
+    log, works = [], []
+
+    def end(work, error):
+        ended.append((work.name, error))
+
+    error = ValueError("no")
+    works = [Begun(0, log, over=False), Begun(1, log), Begun(2, log, over=False), Begun(3, log)]
+    works[1].at["compute"] = lambda: (_ for _ in ()).throw(error)
+    assert not light.begun
+    for work in works:
+        assert light.begin(work, end)
+    assert [entry[:2] for entry in log] == [(work.name, stage) for work in works for stage in ("load", "compute")]
+    assert light.begun
+    assert light.under_way == works
+    assert ended == []
+    assert light.settle(lambda work: work.over)
+    assert ended == [(0, None), (1, error)], "the oldest in any case"
+    assert light.settle(lambda work: work.over)
+    assert [name for name, _ in ended] == [0, 1, 2, 3]
+    assert not light.begun
+    assert not light.settle(lambda work: work.over)
+    assert light.idle
+    assert {thread for _, _, thread in log} == {threading.current_thread().name}
+
+
+def test_nothing_is_begun_before_what_came_first(light, ended):
+    log, computing, go_on = [], threading.Event(), threading.Event()
+
+    def end(work, error):
+        ended.append(work.name)
+
+    light.put(Threads(0, log, compute=lambda: (computing.set(), go_on.wait(WAIT_S))), end)
+    assert computing.wait(WAIT_S)
+    assert not light.begin(Begun(1, log), end)
+    light.put(Threads(1, log), end)
+    assert not light.begin(Begun(2, log), end)
+    go_on.set()
+    light.drain()
+    assert light.begin(Begun(2, log), end)
+    assert ended == [0, 1]
+    light.settle(lambda work: work.over)
+    assert ended == [0, 1, 2]
+
+
+def test_threads_of_the_stages_finish_what_was_begun_before_other_work(light, ended):
+    log = []
+
+    def end(work, error):
+        ended.append(work.name)
+
+    for name in range(3):
+        assert light.begin(Begun(name, log), end)
+    light.put(Threads(3, log), end)
+    light.drain()
+    assert ended == [0, 1, 2, 3]
+    assert not light.settle(lambda work: work.over)
+    for name in range(4, 6):
+        assert light.begin(Begun(name, log), end)
+    light.leave()
+    light.drain()
+    assert light.begin(Begun(6, log), end)
+    light.close()
+    assert ended == list(range(7))
+    assert {thread for name, stage, thread in log if stage == "finish" and name != 3} == {"finish"}
+
+
+def test_what_was_begun_behind_work_that_is_being_finished_is_left_to_its_thread(light, ended):
+    log, finishing, go_on = [], threading.Event(), threading.Event()
+
+    def end(work, error):
+        ended.append(work.name)
+
+    light.put(Threads(0, log, finish=lambda: (finishing.set(), go_on.wait(WAIT_S))), end)
+    assert finishing.wait(WAIT_S)
+    assert light.begin(Begun(1, log), end), "the device has nothing else to begin with"
+    assert not light.settle(lambda work: work.over)
+    go_on.set()
+    light.drain()
+    assert ended == [0, 1]
+    assert (1, "finish", "finish") in log
+
+
+def test_who_wants_to_be_alone_waits_for_what_was_begun(light, ended):
+    log, alone = [], []
+    wants = Threads(2, log)
+    wants.at["load"] = lambda: light.alone(wants, lambda behind: alone.append(list(ended)))
+    for name in range(2):
+        assert light.begin(Begun(name, log), lambda work, error: ended.append(work.name))
+    light.put(wants, lambda work, error: ended.append(work.name))
+    light.drain()
+    assert alone == [[0, 1]]
+
+
+def test_light_work_is_computed_ahead_and_no_other(light, ended):
+    log, finishing, go_on = [], threading.Event(), threading.Event()
+
+    def end(work, error):
+        ended.append(work.name)
+
+    light.put(Begun(0, log, finish=lambda: (finishing.set(), go_on.wait(WAIT_S))), end)
+    assert finishing.wait(WAIT_S)
+    computed = threading.Event()
+    for name in range(1, 4):
+        light.put(Begun(name, log, compute=computed.set if name == 3 else lambda: None), end)
+    assert computed.wait(WAIT_S)
+    light.put(Threads(4, log, loaded=True), end)
+    assert not go_on.wait(0.05)
+    assert (4, "compute", "compute") not in log
+    go_on.set()
+    light.drain()
+    assert ended == list(range(5))
+
+
+def test_no_more_than_some_are_begun_ahead(light, ended, monkeypatch):
+    monkeypatch.setattr("gemmserve_service.executor.worker.pipeline._MOST_AHEAD", 2)
+    log = []
+    assert [light.begin(Begun(name, log), lambda *_: None) for name in range(3)] == [True, True, False]
+    light.settle(lambda work: work.over)
+    assert light.idle
+
+
+def test_any_mixture_with_work_that_is_begun_ends_in_order(light, ended):
+    chance = random.Random(5)
+    log = []
+
+    def end(work, error):
+        ended.append((work.name, error))
+
+    for name in range(600):
+        if chance.random() < 0.7:
+            work = Begun(name, log, over=chance.random() < 0.5)
+            if not light.begin(work, end):
+                light.put(work, end)
+        else:
+            work = Threads(name, log, loaded=chance.random() < 0.5, brief=chance.random() < 0.5)
+            if chance.random() < 0.2:
+                work.at["compute"] = lambda work=work: light.alone(work, lambda behind: None)
+            light.put(work, end)
+        if chance.random() < 0.5:
+            light.settle(lambda work: work.over)
+        if chance.random() < 0.1:
+            light.drain()
+    light.drain()
+    assert ended == [(name, None) for name in range(600)]
+    for stage in STAGES:
+        assert [entry[0] for entry in log if entry[1] == stage] == list(range(600))

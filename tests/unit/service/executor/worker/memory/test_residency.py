@@ -53,6 +53,21 @@ def test_copies_are_used_together_or_not_at_all():
     assert keeper.use(["b"]) is None
 
 
+def test_forms_are_used_in_the_place_of_their_copies():
+    keeper = Keeper(1000)
+    a, b = (keeper.take(array, 40) for array in ("a", "b"))
+    planes = keeper.take("a", 40, form="planes")
+    hits = keeper.hits
+    assert keeper.use(["a", "b"], ["planes", "rows"], again=3) == [planes, b]
+    assert keeper.hits == hits + 3
+    assert (keeper.uses("a"), keeper.uses("a", "planes"), keeper.uses("b")) == (2, 2, 2)
+    assert keeper.use(["a", "b"], ["planes", "rows"], again=3) is None, "the third use of b wants its rows"
+    assert (keeper.uses("a"), keeper.uses("b")) == (2, 2)
+    assert keeper.use(["a", "b", "b"], [None, None]) == [a, b, b]
+    rows = keeper.take("b", 40, form="rows")
+    assert keeper.use(["a", "b"], ["planes", "rows"], again=3) == [planes, rows]
+
+
 def test_nothing_is_kept_without_a_name_or_past_the_budget():
     keeper = Keeper(100)
     keeper.take("a", 60)

@@ -137,6 +137,23 @@ def test_results_are_written_where_and_when_they_are_told_to_be(bench):
     assert it.queue.nbytes == SIZE
 
 
+def test_results_are_taken_without_a_wait_for_room(bench):
+    it = bench(room=2)
+    assert it.queue.has_room(100 * SIZE), "there is room for any one"
+    it.add(1)
+    assert it.queue.has_room(SIZE)
+    assert not it.queue.has_room(SIZE + 1)
+    it.add(2)
+    assert not it.queue.has_room(SIZE)
+    it.queue.take("t3", [Result("a3", Value(3))])
+    assert it.queue.nbytes == 3 * SIZE
+    assert it.copies.resident.holds("a3")
+    it.write(3)
+    it.wait(1)
+    assert it.settled == ["t3"]
+    assert it.written(3)
+
+
 def test_what_somebody_waits_for_overtakes_between_two_turns(bench):
     it = bench()
     it.copies.go.clear()
