@@ -71,7 +71,7 @@ class Form:
         self._product: Callable[..., None] | None = None
         self._looked = False
         self._found: dict[str, Any] = {}
-        """What was found when it was asked for first, by its name."""
+        """Answers of `find` when it was asked first, by the name of what it looks for."""
         self.compiled: set[bool] = set()
         """Whether the kernels of its products are known to be compiled, without (False) and with those of a check."""
 
