@@ -49,7 +49,7 @@ class _Entry(Generic[W]):
         self.loads = False
         """Whether the second stage does what the first is for."""
         self.begun = False
-        """Whether it was begun by `begin`."""
+        """Whether the thread that has begun it may do the other stages."""
 
 
 class Pipeline(Generic[W]):
@@ -122,13 +122,13 @@ class Pipeline(Generic[W]):
             self._changed.notify_all()
         return True
 
-    def begin(self, work: W, done: Callable[[W, BaseException | None], None]) -> bool:
+    def begin(self, work: W, done: Callable[[W, BaseException | None], None], *, settles: bool) -> bool:
         """Do the first stages of work in the calling thread, which has entered as those of the stages have: nothing but
-        to have a device do something. False: other work is before it there, and nothing has happened. `settle`
-        does the others, if no thread of the stages does; `done(work, error)` is called as by `put`.
+        to have a device do something. False: other work is before it there, and nothing has happened. `settles`: this
+        thread will do the others (`settle`), if none of the stages does. `done(work, error)` is called as by `put`.
         """
         entry = _Entry(work, done)
-        entry.loads = entry.begun = True
+        entry.loads, entry.begun = True, settles
         busy, waiting = self._busy, self._waiting
         with self._changed:
             if waiting[0] or waiting[_LOADING] or busy[0] or busy[_LOADING] or self._parked or self._closed:
@@ -140,9 +140,9 @@ class Pipeline(Generic[W]):
         with self._changed:
             busy[_LOADING] = None
             waiting[_FINISHING].append(entry)
-            self._begun += 1
-            if self._parked or waiting[0] or waiting[_LOADING]:
-                self._hand_on()
+            self._begun += settles
+            if not settles or self._parked or waiting[0] or waiting[_LOADING]:
+                self._turn[_FINISHING].notify()
             self._changed.notify_all()
         return True
 
@@ -157,8 +157,8 @@ class Pipeline(Generic[W]):
             self._hand_on()
 
     def settle(self, over: Callable[[W], bool]) -> bool:
-        """Do the last stages of work that `begin` has begun, in the thread that has called it: of the oldest, and of
-        those behind it that are `over`. False: there is none that is this thread's to do.
+        """Do the last stages of work that `begin` has begun for this, in the thread that has called it: of the oldest,
+        and of those behind it that are `over`. False: there is none that is this thread's to do.
         """
         count = 0
         while self.begun and (entry := self._begun_entry(over if count else None)) is not None:

@@ -116,7 +116,8 @@ class Overlap:
         if work.express and (resident := self._runner.resident(form)) is not None:
             task = resident_task(express, work, form, resident)
             if task is not None:
-                if not express.pipeline.begin(task, self._ended):
+                settles = task.short and self._long.pipeline.idle
+                if not express.pipeline.begin(task, self._ended, settles=settles):
                     express.wake()
                     express.pipeline.put(task, self._ended)
                 return True

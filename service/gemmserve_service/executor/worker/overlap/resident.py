@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 from gemmserve_service.errors import JobCancelled
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.executor.worker.memory.write_queue import Result
+from gemmserve_service.executor.worker.overlap.product import PROMPT
 from gemmserve_service.executor.worker.overlap.task import NoRoomBesideError, Task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from gemmserve_service.executor.protocol import Part, Work
+    from gemmserve_service.executor.protocol import Work
     from gemmserve_service.executor.worker.backend import BegunProduct, ResidentProduct
     from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
     from gemmserve_service.executor.worker.overlap.lane import Lane
@@ -46,7 +47,7 @@ def resident_task(lane: Lane, work: Work, form: Form, product: ResidentProduct) 
     if not write_queue.has_room(sum([form.nbytes[name] for name in deferred])):
         return None
     operands = product.resident(arrays)
-    return None if operands is None else ResidentTask(lane, work, part, product, operands, deferred, write_queue)
+    return None if operands is None else ResidentTask(lane, work, form, product, operands, deferred, write_queue)
 
 
 class ResidentTask(Task):
@@ -58,7 +59,7 @@ class ResidentTask(Task):
         self,
         lane: Lane,
         message: Work,
-        part: Part,
+        form: Form,
         product: ResidentProduct,
         operands: Sequence[Any],
         deferred: dict[str, str],
@@ -67,13 +68,19 @@ class ResidentTask(Task):
         """`deferred`: the results' ids by name."""
         super().__init__(lane.runner, message)
         self._lane = lane
-        self._part = part
+        (self._part,) = message.parts
         self._product = product
         self._operands = operands
         self._deferred = deferred
         self._write_queue = write_queue
+        self._nbytes = sum(form.nbytes.values())
         self._came = time.perf_counter()
         self._begun: BegunProduct | None = None
+
+    @property
+    def short(self) -> bool:
+        """Whether the device is at it for a moment only: messages may wait for it to be read."""
+        return self._nbytes <= PROMPT
 
     @property
     def loaded(self) -> bool:

@@ -441,7 +441,7 @@ def test_who_has_work_may_begin_several_pieces_and_settle_those_that_are_over(li
     works[1].at["compute"] = lambda: (_ for _ in ()).throw(error)
     assert not light.begun
     for work in works:
-        assert light.begin(work, end)
+        assert light.begin(work, end, settles=True)
     assert [entry[:2] for entry in log] == [(work.name, stage) for work in works for stage in ("load", "compute")]
     assert light.begun
     assert light.under_way == works
@@ -464,12 +464,12 @@ def test_nothing_is_begun_before_what_came_first(light, ended):
 
     light.put(Threads(0, log, compute=lambda: (computing.set(), go_on.wait(WAIT_S))), end)
     assert computing.wait(WAIT_S)
-    assert not light.begin(Begun(1, log), end)
+    assert not light.begin(Begun(1, log), end, settles=True)
     light.put(Threads(1, log), end)
-    assert not light.begin(Begun(2, log), end)
+    assert not light.begin(Begun(2, log), end, settles=True)
     go_on.set()
     light.drain()
-    assert light.begin(Begun(2, log), end)
+    assert light.begin(Begun(2, log), end, settles=True)
     assert ended == [0, 1]
     light.settle(lambda work: work.over)
     assert ended == [0, 1, 2]
@@ -482,19 +482,35 @@ def test_threads_of_the_stages_finish_what_was_begun_before_other_work(light, en
         ended.append(work.name)
 
     for name in range(3):
-        assert light.begin(Begun(name, log), end)
+        assert light.begin(Begun(name, log), end, settles=True)
     light.put(Threads(3, log), end)
     light.drain()
     assert ended == [0, 1, 2, 3]
     assert not light.settle(lambda work: work.over)
     for name in range(4, 6):
-        assert light.begin(Begun(name, log), end)
+        assert light.begin(Begun(name, log), end, settles=True)
     light.leave()
     light.drain()
-    assert light.begin(Begun(6, log), end)
+    assert light.begin(Begun(6, log), end, settles=True)
     light.close()
     assert ended == list(range(7))
     assert {thread for name, stage, thread in log if stage == "finish" and name != 3} == {"finish"}
+
+
+def test_who_begins_work_may_leave_it_to_the_threads_of_the_stages(light, ended):
+    log = []
+
+    def end(work, error):
+        ended.append(work.name)
+
+    for name in range(4):
+        assert light.begin(Begun(name, log), end, settles=name % 2 == 0)
+    light.drain()
+    assert ended == [0, 1, 2, 3]
+    assert {thread for name, stage, thread in log if stage == "compute"} == {threading.current_thread().name}
+    finish = {thread for name, stage, thread in log if stage == "finish"}
+    assert finish == {"finish"}
+    assert not light.begun
 
 
 def test_what_was_begun_behind_work_that_is_being_finished_is_left_to_its_thread(light, ended):
@@ -505,7 +521,7 @@ def test_what_was_begun_behind_work_that_is_being_finished_is_left_to_its_thread
 
     light.put(Threads(0, log, finish=lambda: (finishing.set(), go_on.wait(WAIT_S))), end)
     assert finishing.wait(WAIT_S)
-    assert light.begin(Begun(1, log), end), "the device has nothing else to begin with"
+    assert light.begin(Begun(1, log), end, settles=True), "the device has nothing else to begin with"
     assert not light.settle(lambda work: work.over)
     go_on.set()
     light.drain()
@@ -518,7 +534,7 @@ def test_who_wants_to_be_alone_waits_for_what_was_begun(light, ended):
     wants = Threads(2, log)
     wants.at["load"] = lambda: light.alone(wants, lambda behind: alone.append(list(ended)))
     for name in range(2):
-        assert light.begin(Begun(name, log), lambda work, error: ended.append(work.name))
+        assert light.begin(Begun(name, log), lambda work, error: ended.append(work.name), settles=True)
     light.put(wants, lambda work, error: ended.append(work.name))
     light.drain()
     assert alone == [[0, 1]]
@@ -547,7 +563,8 @@ def test_light_work_is_computed_ahead_and_no_other(light, ended):
 def test_no_more_than_some_are_begun_ahead(light, ended, monkeypatch):
     monkeypatch.setattr("gemmserve_service.executor.worker.pipeline._MOST_AHEAD", 2)
     log = []
-    assert [light.begin(Begun(name, log), lambda *_: None) for name in range(3)] == [True, True, False]
+    begun = [light.begin(Begun(name, log), lambda *_: None, settles=True) for name in range(3)]
+    assert begun == [True, True, False]
     light.settle(lambda work: work.over)
     assert light.idle
 
@@ -562,7 +579,7 @@ def test_any_mixture_with_work_that_is_begun_ends_in_order(light, ended):
     for name in range(600):
         if chance.random() < 0.7:
             work = Begun(name, log, over=chance.random() < 0.5)
-            if not light.begin(work, end):
+            if not light.begin(work, end, settles=chance.random() < 0.7):
                 light.put(work, end)
         else:
             work = Threads(name, log, loaded=chance.random() < 0.5, brief=chance.random() < 0.5)

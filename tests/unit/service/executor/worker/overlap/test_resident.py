@@ -14,6 +14,7 @@ from works import packed
 from gemmserve_service.executor.protocol import Cancel, Drop, Stop, Write
 from gemmserve_service.executor.worker import loop
 from gemmserve_service.executor.worker.backend import call
+from gemmserve_service.executor.worker.overlap import resident
 from gemmserve_service.executor.worker.overlap.overlap import Overlap
 from gemmserve_service.executor.worker.runner import Runner
 from gemmserve_service.schemas import Elements, Timings
@@ -225,6 +226,23 @@ def test_messages_are_read_while_the_device_has_a_long_task(front, backend, ther
     assert backend.finished[-1].name == "gemmserve-express-finish"
     go_on.set()
     assert front.hear("done")[0].task == long.task
+
+
+def test_messages_are_read_while_a_product_takes_longer(front, backend, there, product, monkeypatch):
+    monkeypatch.setattr(resident, "PROMPT", 3 * A.nbytes - 1)
+    first, _, _ = product(there)
+    front.send(first)
+    front.hear("done")
+    backend.go.clear()
+    many = [product(there)[0] for _ in range(2)]
+    front.send(packed(*many))
+    until(lambda: len(backend.finished) == 2)
+    front.send(Drop(tasks=[first.task]))
+    assert front.written(1) == [first.task]
+    backend.go.set()
+    assert [done.task for done in front.hear("done", "done")] == [message.task for message in many]
+    assert set(backend.begun) == {front.thread}
+    assert {thread.name for thread in backend.finished} == {"gemmserve-express-finish"}
 
 
 def test_what_finds_no_room_waits_and_messages_are_read(front, backend, there, product):
