@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _BRIEF: Final = 1 << 18
 """Bytes of results whose way to the host takes no longer than to wake the thread for it: some 20 us."""
 
-PROMPT: Final = 32 << 20
+_PROMPT: Final = 32 << 20
 """Bytes of operands and results up to which one thread enqueues a product and waits for it. Two, which take turns at
 the interpreter, were slower with 512^3 (2,100 a second for 2,700) and faster with 4096^3 (424 for 396)."""
 
@@ -68,7 +68,7 @@ class ProductTask(Task):
     @property
     def prompt(self) -> bool:
         """Whether the device has little to do."""
-        return self.message.block is None and self._nbytes <= PROMPT
+        return self.message.block is None and self._nbytes <= _PROMPT
 
     @property
     def tiny(self) -> bool:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gemmserve_service.errors import JobCancelled
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.executor.worker.memory.write_queue import Result
-from gemmserve_service.executor.worker.overlap.product import PROMPT
 from gemmserve_service.executor.worker.overlap.task import NoRoomBesideError, Task
 
 if TYPE_CHECKING:
@@ -21,6 +20,10 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
     from gemmserve_service.executor.worker.overlap.lane import Lane
     from gemmserve_service.executor.worker.unpack import Form
+
+_SHORT: Final = 128 << 20
+"""Bytes of operands and results up to which messages wait while the thread that reads them waits for the device: 2048^3
+of complex64 are 96 MiB. Express products take milliseconds at most, if their estimates are right."""
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +82,8 @@ class ResidentTask(Task):
 
     @property
     def short(self) -> bool:
-        """Whether the device is at it for a moment only: messages may wait for it to be read."""
-        return self._nbytes <= PROMPT
+        """Whether the device is at it for a moment only: messages may wait for that."""
+        return self._nbytes <= _SHORT
 
     @property
     def loaded(self) -> bool:

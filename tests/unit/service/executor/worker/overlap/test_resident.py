@@ -229,7 +229,7 @@ def test_messages_are_read_while_the_device_has_a_long_task(front, backend, ther
 
 
 def test_messages_are_read_while_a_product_takes_longer(front, backend, there, product, monkeypatch):
-    monkeypatch.setattr(resident, "PROMPT", 3 * A.nbytes - 1)
+    monkeypatch.setattr(resident, "_SHORT", 3 * A.nbytes - 1)
     first, _, _ = product(there)
     front.send(first)
     front.hear("done")
