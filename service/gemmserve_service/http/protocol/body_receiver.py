@@ -231,7 +231,8 @@ class _Sink(asyncio.BufferedProtocol):
         self._socket = _tcp_socket(connection.transport)
         self._low_water = 1
         self._last = False  # whether it leaves with the next read
-        self._reads = 0  # in this turn of the event loop
+        self._alone = connection.alone
+        self._reads = 0  # in this turn of the event loop, where it is not alone
         self.filled = 0
         self.done: asyncio.Future[None] = connection.loop.create_future()
 
@@ -286,10 +287,15 @@ class _Sink(asyncio.BufferedProtocol):
             return
         if left < self._low_water:
             self._wait_for(left)
+        if not self._alone:
+            self._count_read()
+
+    def _count_read(self) -> None:
+        """Pause when its reads of this turn are done."""
         if not self._reads:
             self._connection.loop.call_soon(self._begin_turn)
         self._reads += 1
-        if self._reads >= _READS_IN_A_TURN and not self._connection.alone:
+        if self._reads == _READS_IN_A_TURN:
             self._connection.flow.pause_reading()
 
     def _begin_turn(self) -> None:
