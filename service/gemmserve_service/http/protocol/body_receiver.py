@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _DIRECT_FROM: Final = 1 << 16  # bytes that must be outstanding; below, changing protocols costs more than it saves
 _MAX_READ: Final = 1 << 19  # bytes of one read: others' turn comes after at most a third of a millisecond ...
-_READS_IN_A_TURN: Final = 2  # ... or after so many reads: uvloop reads on, 32 times, for as long as there is more
+_READS_IN_A_TURN: Final = 4  # ... or after so many reads: uvloop reads on, 32 times, for as long as there is more
 MOVED_FROM: Final = 1 << 20
 """Bytes that are worth a word to a transfer process."""
 ALONE_BELOW: Final = 16 << 20

@@ -245,7 +245,7 @@ def test_what_a_slow_client_sends_lands_too(server, direct, npy, piece):
         until(lambda: sum(direct) >= len(body) - (1 << 18))
 
 
-@pytest.mark.parametrize(("alone", "most"), [(False, 2), (True, 16)])
+@pytest.mark.parametrize(("alone", "most"), [(False, 4), (True, 16)])
 def test_others_have_their_turn_while_a_body_is_read(serve, monkeypatch, alone, most):
     """uvloop reads for as long as there is more, 32 times, before it looks at any other connection."""
     size = 1 << 16
