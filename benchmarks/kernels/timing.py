@@ -7,8 +7,8 @@ Two times of each, which are not the same for small products:
 `wall`     the caller's: the clock around many calls one after another and the wait for the last, over their number.
            Where the host needs longer to enqueue a call than the device to run it, this is the larger one.
 
-The contenders take turns, in another order every round: a device that throttles under one slows all of them. Operands
-rotate, see `targets.GpuTarget.sets`.
+The contenders take turns, in another order every round: a device that throttles under one slows all of them, each as
+often as the others (`orders`). Operands rotate, see `targets.GpuTarget.sets`.
 """
 
 from __future__ import annotations
@@ -73,15 +73,25 @@ def in_turns(clock, contenders, *, rounds=15, budget=0.4):
     best = min(probes.values())
     plans = {name: plan_of(probe, best, rounds=rounds, budget=budget) for name, probe in probes.items()}
     found = {name: [] for name in contenders}
-    names = list(contenders)
     for turn in range(max(plan.rounds for plan in plans.values())):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            if turn < plans[name].rounds:
-                found[name].append(clock.device(contenders[name], turn * plans[name].calls, plans[name].calls))
+        names = [name for name, plan in plans.items() if turn < plan.rounds]
+        rows = orders(len(names))
+        for name in (names[i] for i in rows[turn % len(rows)]):
+            found[name].append(clock.device(contenders[name], turn * plans[name].calls, plans[name].calls))
     return {
         name: summarized(times, plans[name], _wall(clock, contenders[name], statistics.median(times)))
         for name, times in found.items()
     }
+
+
+def orders(count):
+    """Orders of `count` contenders in which each comes as often behind every other one: the rows of a Latin square that
+    is balanced for carry-over, of two such squares for an odd number (E. J. Williams, Australian Journal of Scientific
+    Research A 2, 1949).
+    """
+    first = [(i + 1) // 2 if i % 2 else -(i // 2) % count for i in range(count)]
+    rows = [[(who + row) % count for who in first] for row in range(count)]
+    return [each for row in rows for each in ((row, row[::-1]) if count % 2 else (row,))]
 
 
 def _wall(clock, run, seconds):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 from benchmark_scripts import FOLDER, load
@@ -52,6 +54,33 @@ def test_contenders_take_turns_in_another_order_each_round():
     assert timed == ["a", "b", "b", "a", "a", "b", "b", "a"]
     assert found["a"].seconds == pytest.approx(0.010)
     assert (found["a"].rounds, found["a"].calls, found["a"].wall) == (4, 1, None)
+
+
+@pytest.mark.parametrize("count", range(1, 12))
+def test_each_comes_as_often_behind_every_other_one(count):
+    rows = timing.orders(count)
+    assert all(sorted(row) == list(range(count)) for row in rows)
+    for places in zip(*rows, strict=True):
+        assert {places.count(who) for who in range(count)} == {len(rows) // count}
+    behind = Counter(pair for row in rows for pair in itertools.pairwise(row))
+    assert len(behind) == count * (count - 1)
+    assert len(set(behind.values())) <= 1
+
+
+def test_the_first_rounds_already_have_each_behind_several():
+    for count in range(4, 16):
+        behind = {pair for row in timing.orders(count)[:3] for pair in itertools.pairwise(row)}
+        assert min(Counter(second for _, second in behind).values()) >= 2
+
+
+def test_who_is_timed_no_more_leaves_the_others_balanced():
+    clock = Clock({"a": 0.010, "b": 0.011, "c": 0.012, "slow": 1.0})
+    timing.in_turns(clock, runs("a", "slow", "b", "c"), rounds=7, budget=1)
+    timed = [who for who, *_ in clock.order][4:]
+    later = [timed[i : i + 3] for i in range(4, len(timed), 3)]
+    assert sorted(timed[:4]) == ["a", "b", "c", "slow"]
+    assert all(sorted(each) == ["a", "b", "c"] for each in later)
+    assert set(Counter(pair for each in later for pair in itertools.pairwise(each)).values()) == {2}
 
 
 def test_short_ones_have_a_time_on_the_wall_too():

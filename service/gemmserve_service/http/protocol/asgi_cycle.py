@@ -111,17 +111,26 @@ class AsgiCycle:
         return True
 
     async def run(self, app: ASGIApp) -> None:
-        """Runs the app. Whatever goes wrong in it is answered with 500, or breaks the answer off."""
+        """Runs the app. Whatever goes wrong in it is answered with 500, or breaks the answer off.
+
+        Where the server ends and has waited for long enough, the connection breaks without an answer: what was asked
+        for may have been done or not, and clients come back, as they do where it is killed.
+        """
+        ended = False
         try:
             await app(self.scope, self.receive, self.send)
         except BaseException:
-            log.exception("Exception in ASGI application")
+            task = asyncio.current_task()
+            ended = task is not None and task.cancelling() > 0
+            if not ended:
+                log.exception("Exception in ASGI application")
         # They hold this in turn, and what counts their bytes holds the scope: a circle of all that the request had.
         self.scope.pop("extensions", None)
         if self.complete or self.disconnected:
             return
-        log.error("an answer was not completed")
-        if self.started:
+        if not ended:
+            log.error("an answer was not completed")
+        if ended or self.started:
             # Not `close`: that is how an answer without a length ends, for clients of HTTP/1.0.
             self._connection.transport.abort()
             return

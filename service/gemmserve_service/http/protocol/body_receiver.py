@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from gemmserve_service.store.extents.extents import Place
 
 _DIRECT_FROM: Final = 1 << 16  # bytes that must be outstanding; below, changing protocols costs more than it saves
-_MAX_READ: Final = 1 << 19  # bytes of one read: others' turn comes after at most a third of a millisecond
+_MAX_READ: Final = 1 << 19  # bytes of one read: others' turn comes after at most a third of a millisecond ...
+_READS_IN_A_TURN: Final = 4  # ... or after so many reads: uvloop reads on, 32 times, for as long as there is more
 MOVED_FROM: Final = 1 << 20
 """Bytes that are worth a word to a transfer process."""
 ALONE_BELOW: Final = 16 << 20
@@ -230,6 +231,8 @@ class _Sink(asyncio.BufferedProtocol):
         self._socket = _tcp_socket(connection.transport)
         self._low_water = 1
         self._last = False  # whether it leaves with the next read
+        self._alone = connection.alone
+        self._reads = 0  # in this turn of the event loop, where it is not alone
         self.filled = 0
         self.done: asyncio.Future[None] = connection.loop.create_future()
 
@@ -281,8 +284,25 @@ class _Sink(asyncio.BufferedProtocol):
         left = len(self._view) - self.filled
         if not left or self._last:
             self.leave()
-        elif left < self._low_water:
+            return
+        if left < self._low_water:
             self._wait_for(left)
+        if not self._alone:
+            self._count_read()
+
+    def _count_read(self) -> None:
+        """Pause when its reads of this turn are done."""
+        if not self._reads:
+            self._connection.loop.call_soon(self._begin_turn)
+        self._reads += 1
+        if self._reads == _READS_IN_A_TURN:
+            self._connection.flow.pause_reading()
+
+    def _begin_turn(self) -> None:
+        """Read on: others have had their turn."""
+        self._reads = 0
+        if self._inside and not self._connection.transport.is_closing():
+            self._connection.flow.resume_reading()
 
     def eof_received(self) -> bool | None:
         return None  # in the middle of a body: nothing more can come of it

@@ -103,15 +103,15 @@ class _Running:
 
     def close(self) -> None:
         """Let go of the connection, as it was, and of the extent."""
-        with contextlib.suppress(OSError):  # of a connection that is broken; of another, it is how it came
-            self._wake_for(1)
+        self._wake_for(1)
         self.connection.close()
         self.view.release()
 
     def _wake_for(self, count: int) -> None:
-        """Have the selector wait until so many bytes have come."""
+        """Have the selector wait until so many bytes have come, where the system knows how."""
         if count != self._low_water:
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+            with contextlib.suppress(OSError):  # of a connection that is broken, too: its next read says so
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
             self._low_water = count
 
 

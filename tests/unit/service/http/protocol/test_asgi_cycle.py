@@ -115,6 +115,36 @@ async def test_framing(method, version, status, headers, sent):
     assert cycle.keep_alive == (version == "1.1")
 
 
+@pytest.mark.parametrize("started", [False, True])
+async def test_a_request_that_ends_with_the_server_is_not_answered(caplog, started):
+    """500 would be the request's fault: clients repeat what broke off."""
+    cycle = cycle_of("POST")
+
+    async def app(scope, receive, send):
+        if started:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(cycle.run(app))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert cycle.wire.aborted
+    assert b" 500 " not in cycle.wire.written
+    assert not caplog.records
+
+
+async def test_a_cancellation_that_an_app_lets_out_is_its_error(caplog):
+    cycle = cycle_of("POST")
+
+    async def app(scope, receive, send):
+        raise asyncio.CancelledError
+
+    await cycle.run(app)
+    assert cycle.wire.written.startswith(b"HTTP/1.1 500 ")
+    assert "Exception in ASGI application" in caplog.text
+
+
 @pytest.mark.parametrize("status", [204, 304])
 async def test_answers_without_a_body(status):
     cycle = cycle_of()

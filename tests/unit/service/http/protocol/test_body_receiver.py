@@ -13,7 +13,9 @@ import pytest
 import uvloop
 from raw_connection import until
 
+from gemmserve_service.http.protocol import body_receiver
 from gemmserve_service.http.protocol.body_receiver import BodyReceiver
+from gemmserve_service.http.protocol.connections import Connections
 
 A = (np.arange(1 << 20) % 251).astype("c8").reshape(1024, 1024)  # 8 MiB: many reads
 
@@ -241,6 +243,31 @@ def test_what_a_slow_client_sends_lands_too(server, direct, npy, piece):
             connection.sendall(body[start : start + piece])
             time.sleep(0.03)
         until(lambda: sum(direct) >= len(body) - (1 << 18))
+
+
+@pytest.mark.parametrize(("alone", "most"), [(False, 4), (True, 16)])
+def test_others_have_their_turn_while_a_body_is_read(serve, monkeypatch, alone, most):
+    """uvloop reads for as long as there is more, 32 times, before it looks at any other connection."""
+    size = 1 << 16
+    monkeypatch.setattr(body_receiver, "_MAX_READ", size // 16)
+    monkeypatch.setattr(Connections, "alone", lambda *_: alone)
+    turn, reads = [0], []
+    original = body_receiver._Sink.buffer_updated
+
+    def read(sink, nbytes):
+        reads.append(turn[0])
+        sink._connection.loop.call_soon(lambda: turn.append(turn.pop() + 1))
+        original(sink, nbytes)
+
+    monkeypatch.setattr(body_receiver._Sink, "buffer_updated", read)
+    live = serve(loop_factory=uvloop.new_event_loop)
+    with live.connect() as connection:
+        path, kind = f"/v1/arrays?dtype=float32&shape={size // 4}", "application/octet-stream"
+        connection.sendall(head("POST", path, size, kind=kind, more="Expect: 100-continue\r\n"))
+        assert answer(connection)[0] == 100
+        live.call(lambda: connection.sendall(bytes(size)))  # all of it has come when the loop looks
+        assert answer(connection)[0] == 201
+    assert max(map(reads.count, reads)) == most
 
 
 def test_what_landed_is_counted(server, direct, npy):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -143,6 +144,19 @@ def test_it_is_woken_when_what_it_waits_for_has_come(scene, tcp, count, low):
     client.sendall(b"x" * count)
     assert scene.said().end is End.DONE
     assert low_water(connection) == 1  # the next request is shorter
+
+
+def test_where_the_system_does_not_know_how_it_is_woken_for_whatever_comes(scene, tcp, monkeypatch):
+    def refuse(self, level, option, value):
+        raise OSError(errno.ENOPROTOOPT, "Protocol not available")
+
+    monkeypatch.setattr(socket.socket, "setsockopt", refuse)
+    connection, client = tcp
+    scene.move("in", 0, 1000, fds=(connection.fileno(), scene.extent))
+    for piece in (b"x" * 10, b"y" * 990):
+        client.sendall(piece)
+    said = scene.said()
+    assert (said.count, said.end) == (1000, End.DONE)
 
 
 def test_patience_ends_with_what_came_though_it_waits_for_more(scene, tcp):
