@@ -178,6 +178,7 @@ async def test_what_cannot_be_put_on_record_was_not_accepted(
     while fake.running():
         fake.done(written=written)
     await eventually(lambda: not core.jobs._live)
+    await asyncio.sleep(0)  # the worker is told at the end of the turn
     for _, message in fake.told:
         for task in message.tasks:  # a Drop: nobody needs those results
             fake.written(task)
