@@ -218,7 +218,7 @@ def accept_now(
     """A job that a JSON text asks for, and what is done once it is on record. None: nothing has happened; `answer` has
     more to do. Raises ServiceError, KernelError.
     """
-    asked = core.jobs.forms.find(text)
+    asked = core.jobs.forms.find(text) if len(text) <= MAX_CHARACTERS else None
     if asked is None:
         return None
     accepted = core.jobs.accept_now(asked, key, owner, waits=waits)
