@@ -406,7 +406,8 @@ class SqliteQueue:
         unfinished = [
             Unfinished(_info(row), request_of(row["request"]), row["deadline_at"], row["crashes"]) for row in jobs
         ]
-        return unfinished, [RememberedKey(**dict(row)) for row in keys]
+        last = {(row["owner"], row["key"]): RememberedKey(**dict(row)) for row in keys}  # of each key its last row
+        return unfinished, list(last.values())
 
     async def shift(self, seconds: float) -> None:
         def write(db: sqlite3.Connection) -> None:
