@@ -271,7 +271,7 @@ class SqliteQueue:
             self._wind()
 
     def begin(self) -> None:
-        self._database.begin()
+        self._database.begin_soon()
 
     def stop(self) -> None:
         self._record_starts()

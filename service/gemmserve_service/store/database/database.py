@@ -267,6 +267,11 @@ class Database:
             self._timer = loop.call_later(within_s, self.begin) if within_s > 0 else loop.call_soon(self.begin)
             self._due = due
 
+    def begin_soon(self) -> None:
+        """Begin them at the end of this turn of the event loop: what comes until then shares the transaction."""
+        if self._held and self._loop is not None:
+            self._begin_within(self._loop, 0.0)
+
     def before_begin(self, callback: Callable[[], object]) -> None:
         """`callback()` runs when writes are about to begin; what it writes is part of their transaction."""
         self._before.append(callback)
