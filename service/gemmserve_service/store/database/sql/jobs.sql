@@ -1,6 +1,6 @@
 -- name: insert
-INSERT INTO jobs (id, op, state, request, created_at, deadline_at, owner, trace)
-VALUES (:id, :op, 'queued', :request, :created_at, :deadline_at, :owner, :trace)
+INSERT INTO jobs (id, op, state, request, created_at, deadline_at, owner, trace, attempt, started_at)
+VALUES (:id, :op, :state, :request, :created_at, :deadline_at, :owner, :trace, :attempt, :started_at)
 
 -- name: insert_ended
 INSERT INTO jobs (id, op, state, request, created_at, deadline_at, owner, trace, attempt, started_at, finished_at, result,
