@@ -139,8 +139,8 @@ class Worker:
             self.progress, self.at = progress, task
 
     def keeps(self, kept: Kept) -> None:
-        """Takes over what it said about its device's copies, but which they are."""
-        self.kept = kept.model_copy(update={"came": [], "went": []})
+        """Takes over what it said about its device's copies."""
+        self.kept = kept
         self.memory_used = kept.memory_used
 
     @property

@@ -23,7 +23,7 @@ from gemmserve_service.store.database.database import change_rows, insert_rows, 
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from gemmserve_service.jobs.forms.form import Fresh
     from gemmserve_service.schemas import Problem
@@ -66,21 +66,21 @@ class NewJob(NamedTuple):
 class _Insert:
     """Rows of new jobs on their way to the record, by job, and of their key."""
 
-    def __init__(self, rows: Mapping[str, dict[str, Any]], key: dict[str, Any] | None) -> None:
+    def __init__(self, rows: dict[str, dict[str, Any]], key: dict[str, Any] | None) -> None:
         self.ends: dict[str, dict[str, Any]] = {}
         """Fields of ends that have come before this is begun, by job: they need no write of their own."""
         self.with_ends = False
         """Whether those are in the rows that are written."""
-        self._rows = rows
+        self.rows = rows
         self._key = key
 
     def __call__(self, db: Connection) -> None:
         self.with_ends = not db.apart  # else an end may fail, and its job is on record all the same
         ends = self.ends if self.with_ends else {}
-        if len(ends) < len(self._rows):
-            insert_rows(db, _SQL["insert"], [row for job, row in self._rows.items() if job not in ends])
+        if len(ends) < len(self.rows):
+            insert_rows(db, _SQL["insert"], [row for job, row in self.rows.items() if job not in ends])
         if ends:
-            insert_rows(db, _SQL["insert_ended"], [self._rows[job] | end for job, end in ends.items()])
+            insert_rows(db, _SQL["insert_ended"], [self.rows[job] | end for job, end in ends.items()])
         if self._key is not None:
             insert_rows(db, _SQL["remember_key"], [self._key])
 
@@ -188,9 +188,12 @@ class SqliteQueue:
         """Whether a write is under way that will record them."""
         self._inserts: dict[str, _Insert] = {}
         """Writes of rows that wait for company, by job."""
+        self._waiting: list[_Insert] = []
+        """Writes of rows that are not begun yet: whatever has started by then is inserted as it is."""
         self._ends: list[_End] = []
         self._ends_told: Callable[[Any, BaseException | None], None] | None = None
         """Callback of the write of those ends, which further ones may join while it waits."""
+        database.before_begin(self._insert_started)
         database.before_begin(self._record_few_starts)
         database.before_begin(self._inserts.clear)
 
@@ -212,11 +215,15 @@ class SqliteQueue:
                 "deadline_at": job.deadline_at,
                 "owner": info.owner,
                 "trace": job.trace or None,
+                "state": "queued",
+                "attempt": 0,
+                "started_at": None,
             }
             characters += len(job.request)
         insert = _Insert(rows, None if key is None else key._asdict())
         weight = len(rows) + (key is not None) + characters // _TEXT
         future = self._database.write_soon(insert, within_s=within_s, rows=weight)
+        self._waiting.append(insert)
         if within_s > 0:
             self._inserts.update(dict.fromkeys(rows, insert))
         return future
@@ -229,6 +236,18 @@ class SqliteQueue:
     def _wind(self, within_s: float = _START_WITHIN_S) -> None:
         if self._starts_due is None and not self._recording:
             self._starts_due = asyncio.get_running_loop().call_later(within_s, self._record_due_starts)
+
+    def _insert_started(self) -> None:
+        """Have jobs whose rows are about to be written, and which have started, inserted as running."""
+        waiting, self._waiting = self._waiting, []
+        for insert in waiting if self._starts else ():
+            for job, row in insert.rows.items():
+                start = self._starts.get(job)
+                # Of others what put the job into the queue again is to be written first.
+                if start is not None and start["attempt"] == 1:
+                    row["state"], row["attempt"] = "running", start["attempt"]
+                    row["started_at"] = start["started_at"].timestamp()
+                    del self._starts[job]
 
     def _record_few_starts(self) -> None:
         if 0 < len(self._starts) <= _FEW_STARTS:
@@ -271,7 +290,7 @@ class SqliteQueue:
             self._wind()
 
     def begin(self) -> None:
-        self._database.begin()
+        self._database.begin_soon()
 
     def stop(self) -> None:
         self._record_starts()
@@ -406,7 +425,8 @@ class SqliteQueue:
         unfinished = [
             Unfinished(_info(row), request_of(row["request"]), row["deadline_at"], row["crashes"]) for row in jobs
         ]
-        return unfinished, [RememberedKey(**dict(row)) for row in keys]
+        last = {(row["owner"], row["key"]): RememberedKey(**dict(row)) for row in keys}  # of each key its last row
+        return unfinished, list(last.values())
 
     async def shift(self, seconds: float) -> None:
         def write(db: sqlite3.Connection) -> None:

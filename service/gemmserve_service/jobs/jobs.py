@@ -22,7 +22,7 @@ from gemmserve_kernels import KernelError
 from gemmserve_service.errors import IdempotencyMismatch, ItemInvalid, NotFound, ServiceError, describe
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.jobs.compile_program import product_result
-from gemmserve_service.jobs.forms.form import Asked, Fresh, plain, record_text, record_texts, whole
+from gemmserve_service.jobs.forms.form import Asked, Ended, Fresh, plain, record_text, record_texts, whole
 from gemmserve_service.jobs.forms.known_forms import KnownForms
 from gemmserve_service.jobs.idempotency import IdempotencyKeys, RememberedKey, digest_of
 from gemmserve_service.jobs.job_queue import NewJob, request_of
@@ -36,7 +36,7 @@ from gemmserve_service.runtime import clock
 from gemmserve_service.runtime.background import Background, report
 from gemmserve_service.runtime.clock import now
 from gemmserve_service.runtime.ids import new_id
-from gemmserve_service.runtime.tracing.spans import REQUEST
+from gemmserve_service.runtime.tracing.spans import REQUEST, link_job
 from gemmserve_service.runtime.yielding import Turns
 from gemmserve_service.scheduling.admission import nothing
 from gemmserve_service.schemas import GemmParams, GemmReduceParams, JobInfo, JobState, ProgramJob
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from gemmserve_service.jobs.cells.operands import Operands
-    from gemmserve_service.jobs.forms.form import AnyRequest, Ended, Form
+    from gemmserve_service.jobs.forms.form import AnyRequest, Form
     from gemmserve_service.jobs.job_queue import JobQueue, Unfinished
     from gemmserve_service.jobs.observers import Observer
     from gemmserve_service.runtime.tracing.spans import Tracing
@@ -265,9 +265,14 @@ class Jobs(LiveJobs):
 
     async def _known(self, job_id: str) -> LiveJob:
         """The job of an Idempotency-Key that was used before. Raises NotFound."""
-        info = await self.get(job_id)
-        live = self._live.get(job_id)
-        return LiveJob([info], None, nothing) if live is None else live
+        live, ended = self._live.get(job_id), self._recent.get(job_id)
+        if live is None and isinstance(ended, Ended):
+            live = LiveJob([ended.fresh, ended], None, nothing)
+        if live is None:
+            return LiveJob([await self.get(job_id)], None, nothing)
+        if live.first.trace:
+            link_job(live.first.trace)
+        return live
 
     async def _recorded_earlier(
         self,

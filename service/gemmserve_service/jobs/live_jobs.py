@@ -240,12 +240,16 @@ class LiveJobs:
         live = self._live.get(job_id)
         if live is None or (owner and live.first.owner != owner):
             return await self.get(job_id, owner=owner)
-        if self._watch(job_id) is not None:
+        await self._wait(live, timeout_s)
+        return await self.get(job_id)
+
+    async def _wait(self, live: LiveJob, timeout_s: float) -> None:
+        """Return when `wait` would."""
+        if self._watch(live.first.id) is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     while self.waits_for(live):
                         await live.changed()
-        return await self.get(job_id)
 
     def when_over(self, live: LiveJob, timeout_s: float, told: Callable[[], object]) -> None:
         """Call `told()` once, when `wait` would return: for those who need no coroutine for anything else."""
@@ -275,18 +279,18 @@ class LiveJobs:
                 self.queue.begin()
         return live
 
-    async def wait_all(self, lives: Sequence[LiveJob], timeout_s: float) -> Sequence[JobInfo]:
-        """The jobs once all of them are final, or as they are after `timeout_s`. Raises NotFound.
+    async def wait_all(self, lives: Sequence[LiveJob], timeout_s: float) -> None:
+        """Return when all of the jobs are final, or after `timeout_s`. Raises NotFound.
 
         The last one is waited for first: by its end those before it have ended, too, as a rule, and their ends go on
         record many at a time.
         """
         until = time.monotonic() + timeout_s
-        infos = [
-            live.info if live.over else await self.wait(live.first.id, max(until - time.monotonic(), 0.0))
-            for live in reversed(lives)
-        ]
-        return infos[::-1]
+        for live in reversed(lives):
+            if not live.over:
+                await self._wait(live, max(until - time.monotonic(), 0.0))
+            if live.refused is not None:
+                raise NotFound(f"no job {live.first.id}")
 
     async def events(self, job_id: str, *, owner: str = "") -> AsyncIterator[JobInfo]:
         """The job now and after each change; ends after a final state, or when the server drains. Raises NotFound."""

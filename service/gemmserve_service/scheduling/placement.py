@@ -77,10 +77,12 @@ class Placement:
         if any(pinned.pending is not None for pinned in task.operands.values()):
             return False  # no other device can compute with them
         operands = task.operands.values()
+        copied = self._fleet.copied(operands, worker)
         # To this host's workers the store is at hand; what is to go to another's crosses the link first.
-        most = sum(each.info.nbytes for each in operands) if far else self._fleet.most_copied(operands)
-        lacking = most - self._fleet.copied(operands, worker)
-        patience_s = min(lacking / self._links.rate(worker), _MAX_WAIT_S)
+        most = sum([each.info.nbytes for each in operands])
+        if most > copied and not far:
+            most = self._fleet.most_copied(operands)
+        patience_s = min((most - copied) / self._links.rate(worker), _MAX_WAIT_S)
         if patience_s < _MIN_WAIT_S:
             return False
         now = time.monotonic()

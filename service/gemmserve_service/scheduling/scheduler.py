@@ -388,7 +388,7 @@ class Scheduler:
     def results_written(self, worker: Worker, message: Written) -> None:
         """Called when a worker has written results, or lost them: tasks may have waited for them."""
         self.writes.written(worker, message)
-        self._dispatch()
+        self._dispatch_soon()
 
     def copies_changed(self, worker: Worker, kept: Kept) -> None:
         """Called when arrays came to a worker's device or went from there."""

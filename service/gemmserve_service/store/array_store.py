@@ -26,6 +26,7 @@ from gemmserve_service.store.database.database import insert_rows, load_sql
 from gemmserve_service.store.digests import Digests
 from gemmserve_service.store.expiry import Expiry
 from gemmserve_service.store.extents.space import Room, Space
+from gemmserve_service.store.pending import UNNAMED
 from gemmserve_service.store.pin import Pinned
 from gemmserve_service.store.quotas import Quotas
 from gemmserve_service.store.record import NO_TAGS, ArraySpec, Record
@@ -34,7 +35,7 @@ from gemmserve_service.store.upload import Upload
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from datetime import datetime
 
     import numpy as np
@@ -347,10 +348,13 @@ class ArrayStore:
     async def _delete(self, records: Sequence[Record]) -> None:
         held: list[Record] = []
         unused: list[Record] = []
+        together = {record.info.id for record in records}
         for record in records:
             self._catalog.hide(record, "deleted")
+        for record in records:
             # Whoever may look at a hidden array has a pin of it by now: without one its row can go at once.
-            (held if record.pins or record.pending is not None or self._is_tiered(record) else unused).append(record)
+            needed = record.pins or self._is_tiered(record) or not self._goes_whole(record, together)
+            (held if needed else unused).append(record)
 
         def write_deleted(db: sqlite3.Connection) -> None:
             if held:
@@ -580,6 +584,17 @@ class ArrayStore:
             self._space.free(record.extent, info, reusable=not record.tainted)
         for callback in self._gone:
             callback(info.id)
+
+    @staticmethod
+    def _goes_whole(record: Record, together: Collection[str]) -> bool:
+        """Whether no result of the same job is left that would be computed again by the rows of all of them, when
+        arrays `together` go; nor a file of theirs that a row may name yet.
+        """
+        pending = record.pending
+        return pending is None or (
+            pending.state in UNNAMED
+            and all(not each.pins and (each.hidden or each.info.id in together) for each in pending.records)
+        )
 
     def _is_tiered(self, record: Record) -> bool:
         return self.tier is not None or record.tier is not None

@@ -121,10 +121,10 @@ class Catalog:
     def show(self, record: Record) -> None:
         """Makes a record visible."""
         record.state = "live"
-        bisect.insort(self._ids, record.info.id)
-        bisect.insort(self._owned.setdefault(record.info.owner, []), record.info.id)
+        _put_in(self._ids, record.info.id)
+        _put_in(self._owned.setdefault(record.info.owner, []), record.info.id)
         for place in _places(record):
-            bisect.insort(self._tagged.setdefault(place, []), record.info.id)
+            _put_in(self._tagged.setdefault(place, []), record.info.id)
         if record.info.expires_at is not None:
             heapq.heappush(self._expiries, (record.info.expires_at.timestamp(), record.info.id))
 
@@ -191,6 +191,13 @@ def _places(record: Record) -> list[tuple[str, str, str]]:
     if not isinstance(info, ArrayInfo) or (info.name is None and not info.labels):
         return []
     return [(owner, *each) for each in _pairs(info.name, info.labels) for owner in {"", info.owner}]
+
+
+def _put_in(ids: list[str], array_id: str) -> None:
+    if ids and array_id < ids[-1]:
+        bisect.insort(ids, array_id)
+    else:  # it has just been made
+        ids.append(array_id)
 
 
 def _take_out(ids: list[str], array_id: str) -> None:

@@ -94,6 +94,10 @@ class State(Enum):
     """Final: on disk, or gone; nothing is held for them."""
 
 
+UNNAMED: Final = frozenset({State.HELD, State.REQUESTED, State.POSTPONED, State.HOST})
+"""States of arrays whose rows name no file, and will name none before the next state."""
+
+
 class Event(Enum):
     """Event in the life of pending results."""
 

@@ -25,7 +25,9 @@ from gemmserve_service.store.record import Tags
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gemmserve_service.jobs.core import Core
     from gemmserve_service.schemas import ArrayInfo
+    from gemmserve_service.store.array_store import ArrayStore
 
 router = APIRouter(tags=["arrays"], default_response_class=Response)
 
@@ -60,15 +62,34 @@ async def delete(request: Request, query: Annotated[ViewQuery, Query()]) -> Resp
     mixed ones those of other cells come back as `elsewhere`. Names, labels and ages choose among the cell's own.
     """
     core, owner = core_of(request), view_of(request, query)
-    store = core.store
-    asked = await _read(request)
-    if asked.ids is not None:
-        ids, elsewhere = check_ids(core.cells, request, asked.ids)
-        if not asked.dry_run:
-            deleted, missing = await store.delete_all(ids, owner=owner)
-            return _answer(deleted, missing, elsewhere)
+    asked = await _parsed(await _body(request))
+    if asked.ids is None:
+        return await _delete_chosen(core.store, asked, owner)
+    ids, elsewhere = check_ids(core.cells, request, asked.ids)
+    return await _delete_ids(core.store, asked, ids, owner, elsewhere)
+
+
+async def answer(core: Core, body: bytes, owner: str) -> Response:
+    """Delete what a JSON text chooses, where there are no other cells; return the answer. Raises ServiceError."""
+    if len(body) > _MAX_BODY:
+        raise _too_large()
+    asked = await _parsed(body)
+    if asked.ids is None:
+        return await _delete_chosen(core.store, asked, owner)
+    return await _delete_ids(core.store, asked, asked.ids, owner)
+
+
+async def _delete_ids(
+    store: ArrayStore, asked: Deletion, ids: Sequence[str], owner: str, elsewhere: Sequence[str] = ()
+) -> Response:
+    if asked.dry_run:
         infos, missing = store.find(ids, owner=owner)
-        return _answer(infos, missing, elsewhere)
+    else:
+        infos, missing = await store.delete_all(ids, owner=owner)
+    return _answer(infos, missing, elsewhere)
+
+
+async def _delete_chosen(store: ArrayStore, asked: Deletion, owner: str) -> Response:
     before = None if asked.older_than_s is None else now() - timedelta(seconds=min(asked.older_than_s, _SECONDS))
     tags = Tags(asked.name, asked.labels)
     limit = None if asked.dry_run else MAX_DELETED + 1
@@ -89,14 +110,23 @@ def _answer(
     return render(Deleted(count=len(infos), nbytes=nbytes, missing=list(missing), elsewhere=list(elsewhere), more=more))
 
 
-async def _read(request: Request) -> Deletion:
+async def _body(request: Request) -> bytearray:
     if media_type_of(request) != "application/json":
         raise UnsupportedMediaType("the choice of arrays is application/json")
     body = bytearray()
     async for piece in request.stream():
         body += piece
         if len(body) > _MAX_BODY:
-            raise TooLarge(f"a choice of arrays has at most {_MAX_BODY} bytes")
+            raise _too_large()
+    return body
+
+
+def _too_large() -> TooLarge:
+    return TooLarge(f"a choice of arrays has at most {_MAX_BODY} bytes")
+
+
+async def _parsed(body: bytes | bytearray) -> Deletion:
+    """The choice. Raises ServiceError."""
     if len(body) < LONG:
         document = parse_object(body)
     else:

@@ -200,18 +200,11 @@ async def answer(core: Core, body: bytes | bytearray, key: str | None, preferenc
     if not created:
         headers["Idempotent-Replayed"] = "true"
     if wait_s > 0:
-        infos = await core.jobs.wait_all(lives, wait_s)
-    elif preference.wait_s is None:
-        if several:
-            return _several(await _briefly(lives), 202, headers)
-        infos = [lives[0].info]
-    else:
-        infos = [live.info for live in lives]
-    status = 200 if preference.wait_s is not None and all(info.state.final for info in infos) else 202
+        await core.jobs.wait_all(lives, wait_s)
+    status = 200 if preference.wait_s is not None and all(live.over for live in lives) else 202
     if several:
-        return _several([_brief(info) for info in infos], status, headers)
-    (info,) = infos
-    return _render_submitted(info, status, headers)
+        return _several(await _briefly(lives), status, headers)
+    return _render_submitted(lives[0].info, status, headers)
 
 
 def granted_s(core: Core, preference: Preference) -> float:
@@ -225,7 +218,7 @@ def accept_now(
     """A job that a JSON text asks for, and what is done once it is on record. None: nothing has happened; `answer` has
     more to do. Raises ServiceError, KernelError.
     """
-    asked = core.jobs.forms.find(text)
+    asked = core.jobs.forms.find(text) if len(text) <= MAX_CHARACTERS else None
     if asked is None:
         return None
     accepted = core.jobs.accept_now(asked, key, owner, waits=waits)
@@ -383,13 +376,13 @@ async def _briefly(lives: Sequence[LiveJob]) -> Sequence[str]:
     """The jobs as JSON, each as `_brief` has it."""
     pieces: list[str] = []
     async for some in Turns().slices(lives):
-        pieces += [_begun(live) or _brief(live.info) for live in some]
+        pieces += [_begun(live) or _brief(live.shown) for live in some]
     return pieces
 
 
-def _brief(info: JobInfo) -> str:
+def _brief(job: JobInfo | Ended) -> str:
     """The job as JSON, without its request: that has just come, and is half of what there is to say."""
-    return info.model_dump_json(exclude={"request"})
+    return job.json(brief=True) if isinstance(job, Ended) else job.model_dump_json(exclude={"request"})
 
 
 def _parse(text: str) -> GemmJob | GemmReduceJob | ProgramJob:

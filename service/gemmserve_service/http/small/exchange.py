@@ -1,5 +1,5 @@
 """Small requests straight from the connection, without ASGI: one-shot products, submissions of jobs, looks at them and
-at arrays, and deletions of arrays.
+at arrays, and deletions of arrays, one or many.
 
 A request whose head is plain and whose body is small is gathered by the connection's protocol and answered from there.
 It passes the same gate, queue, limits and workers as any other and leaves the same log line, counts and audit. Whatever
@@ -18,9 +18,14 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from gemmserve_service.errors import ServiceError
 from gemmserve_service.http.small import heads
-from gemmserve_service.http.small.heads import JobsRoute, KnownHeads, SmallRoute
+from gemmserve_service.http.small.heads import DeletionsRoute, JobsRoute, KnownHeads, SmallRoute
 from gemmserve_service.http.small.product_exchange import ProductExchange
-from gemmserve_service.http.small.route_exchange import ArrayExchange, JobStateExchange, SubmissionExchange
+from gemmserve_service.http.small.route_exchange import (
+    ArrayExchange,
+    DeletionsExchange,
+    JobStateExchange,
+    SubmissionExchange,
+)
 from gemmserve_service.jobs.small import small_products
 
 if TYPE_CHECKING:
@@ -79,6 +84,8 @@ class SmallRequests:
             scope["path"] = head.route.path.partition("{")[0] + varying.item
         if varying.item and self.core.cells.elsewhere(varying.item) is not None:
             return None
+        if isinstance(head.route, DeletionsRoute) and self.core.cells.urls:  # some may be other cells'
+            return None
         if not self.gate.anyone(scope, head.fields):
             try:
                 self.gate.caller(scope, partial(_values, head.fields))
@@ -126,6 +133,8 @@ def _kind(head: Head) -> type[Exchange]:
         return ProductExchange
     if isinstance(head.route, JobsRoute):
         return SubmissionExchange
+    if isinstance(head.route, DeletionsRoute):
+        return DeletionsExchange
     return JobStateExchange if head.route is heads.JOB else ArrayExchange
 
 

@@ -84,18 +84,26 @@ class JobsRoute:
 
 
 @dataclass(frozen=True, slots=True)
+class DeletionsRoute:
+    """The route by which many arrays are deleted, likewise."""
+
+    path: str = "/v1/deletions"
+
+
+@dataclass(frozen=True, slots=True)
 class ItemRoute:
     """A route of one job or array, whose id is the end of the path; likewise."""
 
     path: str
 
 
-SMALL: Final[dict[str, SmallRoute | JobsRoute]] = {
+SMALL: Final[dict[str, SmallRoute | JobsRoute | DeletionsRoute]] = {
     route.path: route
     for route in (
         SmallRoute("/v1/gemm", GemmParams, frozenset({"a", "b", "c", "params"})),
         SmallRoute("/v1/gemm-reduce", GemmReduceParams, frozenset({"a", "b", "params"})),
         JobsRoute(),
+        DeletionsRoute(),
     )
 }
 JOB: Final = ItemRoute("/v1/jobs/{job_id}")
@@ -123,7 +131,7 @@ _NOTHING: Final = Varying()
 class Head:
     """Contents of a plain head."""
 
-    route: SmallRoute | JobsRoute | ItemRoute
+    route: SmallRoute | JobsRoute | DeletionsRoute | ItemRoute
     fields: dict[bytes, bytes]
     """Its headers, none of which is there twice."""
     size: int
@@ -143,7 +151,8 @@ class Head:
 def read(scope: Mapping[str, Any]) -> Head | None:
     """Contents of a parsed head; None: it is not plain, or wrong."""
     path, item = scope["path"], ""
-    route: SmallRoute | JobsRoute | ItemRoute | None = SMALL.get(path) if scope["method"] == "POST" else None
+    route: SmallRoute | JobsRoute | DeletionsRoute | ItemRoute | None
+    route = SMALL.get(path) if scope["method"] == "POST" else None
     if route is None and (found := _PATH.fullmatch(path)) is not None:
         route, item = _ITEMS.get((scope["method"], found[1])), found[2]
     if route is None:
@@ -166,7 +175,7 @@ def read(scope: Mapping[str, Any]) -> Head | None:
     if isinstance(route, ItemRoute):
         if size or b"expect" in fields or (timeout_s is not None and route is not JOB):
             return None
-    elif isinstance(route, JobsRoute):
+    elif isinstance(route, JobsRoute | DeletionsRoute):
         key = _text(fields[_KEY]) if _KEY in fields else None
         media_type = _text(fields.get(b"content-type")).split(";")[0].strip().lower()
         plain = size > 0 and media_type == "application/json" and not scope["query_string"]

@@ -15,7 +15,7 @@ from gemmserve_service.errors import ServiceError
 from gemmserve_service.http.headers.preferences import NO_PREFERENCE
 from gemmserve_service.http.problems import problem_response
 from gemmserve_service.http.protocol.response_writer import field_lines
-from gemmserve_service.http.routes import arrays, jobs
+from gemmserve_service.http.routes import arrays, deletions, jobs
 from gemmserve_service.http.small.base_exchange import Exchange
 from gemmserve_service.jobs.live_jobs import LiveJob
 from gemmserve_service.runtime.tracing.spans import REQUEST
@@ -211,3 +211,11 @@ class ArrayExchange(RouteExchange):
         """Return the array, or nothing once it is hidden."""
         call = arrays.remove if self._scope["method"] == "DELETE" else arrays.look
         return await call(self._path.core, self._varying.item, owner)
+
+
+class DeletionsExchange(RouteExchange):
+    """Deletion of many arrays."""
+
+    async def respond(self, body: bytes, owner: str) -> Response:
+        """Return what was deleted."""
+        return await deletions.answer(self._path.core, body, owner)

@@ -85,8 +85,10 @@ class Form:
         self._head = _with_places(head, *_MARKED)
         self._tail = tail
         self._brief = _with_places(info.model_copy(update=_MARKS).model_dump_json(exclude={"request"}), *_MARKED)
-        ended, found, self._ended_tail = info.model_copy(update=_ENDED).model_dump_json().partition(text)
+        whole_end = info.model_copy(update=_ENDED)
+        ended, found, self._ended_tail = whole_end.model_dump_json().partition(text)
         self._ended_head = _with_places(ended, *_ENDED_MARKED)
+        self._ended_brief = _with_places(whole_end.model_dump_json(exclude={"request"}), *_ENDED_MARKED)
         self.known: dict[object, Any] = {}
         """Findings of `prepare` about jobs of this form, by the kinds of their operands."""
 
@@ -130,8 +132,8 @@ class Form:
         )
         return self._brief % shown if text is None else f"{self._head % shown}{text}{self._tail}"
 
-    def answer_ended(self, job: Ended) -> str:
-        """Return `Ended.info` as JSON."""
+    def answer_ended(self, job: Ended, *, brief: bool) -> str:
+        """Return `Ended.info` as JSON; `brief`: without the request."""
         fresh = job.fresh
         shown = (
             job.id,
@@ -143,6 +145,8 @@ class Form:
             job.timings_text,
             _quoted(job.algorithm),
         )
+        if brief:
+            return self._ended_brief % shown
         return f"{self._ended_head % shown}{self.text(fresh.ids)}{self._ended_tail}"
 
 
@@ -212,9 +216,9 @@ class Ended:
         names = ("state", "attempt", "started_at", "finished_at", "result", "timings", "algorithm")
         return self.fresh.info({name: getattr(self, name) for name in names})
 
-    def json(self) -> str:
-        """The job as JSON."""
-        return self.fresh.form.answer_ended(self)
+    def json(self, *, brief: bool = False) -> str:
+        """The job as JSON; `brief`: without its request."""
+        return self.fresh.form.answer_ended(self, brief=brief)
 
 
 def whole(job: JobInfo | Ended) -> JobInfo:

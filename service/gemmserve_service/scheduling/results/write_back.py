@@ -105,6 +105,10 @@ class WriteBack:
         self._room_delay_s = _MIN_RETRY_S
         self._file_made = False
         """Whether a file was made, or could not be, for the results whose turn it is."""
+        self._dropping: dict[Worker, list[str]] = {}
+        """Jobs whose results nobody needs, of which their workers are not told yet."""
+        self._telling = False
+        """Whether `_tell_workers` is about to be called."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._settled = asyncio.Event()
@@ -205,7 +209,7 @@ class WriteBack:
             for place in pending.places.values():
                 self._arena.free(place)
             pending.places = {}
-        self._order_writes()
+        self._tell_soon()
 
     def worker_ready(self, worker: Worker) -> None:
         """A worker said hello: it, and the process before it, have ended all that they were asked before."""
@@ -517,7 +521,7 @@ class WriteBack:
                 return
             delay_s = min(2 * delay_s, _MAX_RETRY_S)
         self._handle(pending, Event.ON_RECORD)
-        self._order_writes()  # the arena may have room now
+        self._tell_soon()  # the arena may have room now
 
     def _recompute(self, pending: PendingResults) -> None:
         self.recomputed += 1
@@ -583,13 +587,35 @@ class WriteBack:
         due = time.monotonic() + (delay_s / 2 if pending.nbytes >= LARGE_BYTES else delay_s)
         self._orders[worker].offer(pending, urgency, due)
         self._offering[worker] = self._orders[worker]
-        self._order_writes()
+        if urgency is Urgency.WAITED_FOR:
+            self._order_writes()
+        else:
+            self._tell_soon()
 
     def _drop(self, pending: PendingResults) -> None:
         _, worker = self._held[pending.job]
         if not pending.ordered:
             self._orders[worker].remove(pending)
-        self._send(worker, Drop(tasks=[pending.job]))
+        self._dropping.setdefault(worker, []).append(pending.job)
+        self._tell_soon()
+
+    def _tell_soon(self) -> None:
+        """Look, in this turn of the event loop, at what workers are to drop and to write: once for all answers, ends
+        and deletions that have come together.
+        """
+        if not self._telling:
+            self._telling = True
+            asyncio.get_running_loop().call_soon(self._tell_workers)
+
+    def _tell_workers(self) -> None:
+        self._telling = False
+        dropping, self._dropping = self._dropping, {}
+        for worker, jobs in dropping.items():
+            # Whatever a worker has lost meanwhile its next process has never heard of.
+            held = [job for job in jobs if (found := self._held.get(job)) is not None and found[1] is worker]
+            if held:
+                self._send(worker, Drop(tasks=held))
+        self._order_writes()
 
     def _order_writes(self) -> None:
         """Tell the workers to write what is to be written now, as far as there is room for it."""

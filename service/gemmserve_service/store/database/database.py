@@ -59,6 +59,8 @@ brought was written over meanwhile."""
 _LOG_BYTES_OF_A_ROW: Final = 16 << 12
 """Bytes of the log that a row takes at most: the pages that it changes in a table of four levels and three indexes,
 where each is split or merged with its neighbours."""
+_LOOK_EVERY: Final = 1 << 20
+"""Bytes after which a log of about `_MAX_LOG_BYTES` is looked at again."""
 _MAX_ROWS_HERE: Final = 64
 """Rows that the event loop writes itself: half a millisecond."""
 _SLOW_S: Final = 0.02
@@ -146,7 +148,9 @@ class Database:
         self._begun = 0
         """Batches that the thread has and has not told of."""
         self._log_bytes = 0
-        """Size of the log after the last commit, or more than that."""
+        """Size of the log when it was looked at last."""
+        self._log_more = 0
+        """Bytes by which commits have made it longer since, at most."""
         self._calm_at = 0.0
         """Time from which on the event loop may commit (time.monotonic)."""
         self._thread: threading.Thread | None = None
@@ -263,6 +267,11 @@ class Database:
             self._timer = loop.call_later(within_s, self.begin) if within_s > 0 else loop.call_soon(self.begin)
             self._due = due
 
+    def begin_soon(self) -> None:
+        """Begin them at the end of this turn of the event loop: what comes until then shares the transaction."""
+        if self._held and self._loop is not None:
+            self._begin_within(self._loop, 0.0)
+
     def before_begin(self, callback: Callable[[], object]) -> None:
         """`callback()` runs when writes are about to begin; what it writes is part of their transaction."""
         self._before.append(callback)
@@ -299,9 +308,11 @@ class Database:
         assert self._connection is not None
         began = time.monotonic()
         outcomes = _commit_at_once(self._connection, held)
-        # Near the limit the log is looked at, and not after each of several hundred commits a second.
-        log_bytes = self._log_bytes + _LOG_BYTES_OF_A_ROW * (1 + int(rows))
-        self._note(time.monotonic() - began, self._size_of_log() if log_bytes > _MAX_LOG_BYTES else log_bytes)
+        # Near the limit the log is looked at, and not after each of several hundred commits a second: once it has been
+        # that long, its size says nothing of when it is brought into the database next.
+        self._log_more += _LOG_BYTES_OF_A_ROW * (1 + int(rows))
+        near = self._log_bytes + self._log_more > _MAX_LOG_BYTES and self._log_more > _LOOK_EVERY
+        self._note(time.monotonic() - began, self._size_of_log() if near else None)
         if outcomes is not None:
             _resolve(self._loop, outcomes)
             if self._log_bytes > _MAX_LOG_BYTES:
@@ -313,9 +324,10 @@ class Database:
         self._begun += 1
         self._queue.put((rows, held))
 
-    def _note(self, seconds: float, log_bytes: int) -> None:
-        """Note how long a commit took, and how long the log is after it."""
-        self._log_bytes = log_bytes
+    def _note(self, seconds: float, log_bytes: int | None) -> None:
+        """Note how long a commit took, and how long the log is after it; None: that was not looked at."""
+        if log_bytes is not None:
+            self._log_bytes, self._log_more = log_bytes, 0
         if seconds > _SLOW_S:
             self._calm_at = time.monotonic() + _CALM_S
 

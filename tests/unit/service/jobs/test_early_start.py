@@ -137,6 +137,22 @@ async def test_a_short_job_that_is_waited_for_is_one_commit(core, fake, gemm, a,
     await idle()
 
 
+async def test_an_end_that_is_waited_for_shares_the_commit_of_what_comes_in_the_same_turn(
+    core, fake, gemm, a, monkeypatch, idle
+):
+    monkeypatch.setattr(jobs, "_ENDS_WITHIN_S", 3600.0)
+    info, _ = await core.jobs.submit(gemm(a, a))
+    statements = []
+    await core.database.write(lambda db: db.set_trace_callback(statements.append))
+    statements.clear()
+    fake.done()
+    assert statements == []
+    done, _ = await asyncio.gather(core.jobs.wait(info.id, 60), core.jobs.submit(gemm(a, a)))
+    assert done.state == JobState.SUCCEEDED
+    assert statements.count("COMMIT") == 1
+    await idle()
+
+
 async def test_a_long_job_that_is_waited_for_is_on_record_soon(core, fake, gemm, a, idle):
     info, _ = await asyncio.wait_for(core.jobs.submit(gemm(a, a), waits=True), 60)
     assert (info.state, rows(core, "jobs")) == (JobState.RUNNING, [info.id])
@@ -178,6 +194,7 @@ async def test_what_cannot_be_put_on_record_was_not_accepted(
     while fake.running():
         fake.done(written=written)
     await eventually(lambda: not core.jobs._live)
+    await asyncio.sleep(0)  # the worker is told at the end of the turn
     for _, message in fake.told:
         for task in message.tasks:  # a Drop: nobody needs those results
             fake.written(task)

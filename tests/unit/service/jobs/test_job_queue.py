@@ -411,15 +411,43 @@ async def test_starts_of_many_jobs_that_end_at_once_are_not_recorded(database, s
         JobInfo(id=new_id("job"), state=JobState.QUEUED, op="gemm", created_at=MOMENT, request={}) for _ in range(count)
     ]
     request = GemmJob(op="gemm", a=new_id("arr"), b=new_id("arr")).model_dump_json()
-    insert = queue.insert([NewJob(info, request) for info in infos], None)
+    await queue.insert([NewJob(info, request) for info in infos], None)
     for info in infos:
         queue.started(info.id, 1, MOMENT)
-    await insert
+    await database.write(lambda _: None)
     ended = [moved(info, JobState.SUCCEEDED, finished_at=MOMENT, started_at=MOMENT) for info in infos]
     await asyncio.gather(*(queue.finish(info, []) for info in ended))
     assert len([statement for statement in statements if "state = 'running'" in statement]) == recorded
     found = await queue.get(infos[0].id)
     assert (found.state, found.started_at.timestamp()) == (JobState.SUCCEEDED, MOMENT.timestamp())
+
+
+async def test_a_job_that_starts_before_its_row_is_written_is_inserted_as_running(database, store):
+    queue, statements = SqliteQueue(database, store), []
+    await database.write(lambda db: db.set_trace_callback(statements.append))
+    jobs = [new_job() for _ in range(3)]
+    insert = queue.insert([row for _, row in jobs], None)
+    (waits, _), (runs, _), (again, _) = jobs
+    queue.started(runs.id, 1, MOMENT)
+    queue.started(again.id, 1, MOMENT)
+    requeued = queue.requeued(moved(again, JobState.QUEUED, attempt=1), 1)
+    queue.started(again.id, 2, MOMENT)
+    await asyncio.gather(insert, requeued)
+    await database.write(lambda _: None)  # the start behind what put it into the queue again
+    found = [await queue.get(info.id) for info in (waits, runs, again)]
+    assert [(job.state, job.attempt) for job in found] == [
+        (JobState.QUEUED, 0),
+        (JobState.RUNNING, 1),
+        (JobState.RUNNING, 2),
+    ]
+    assert [job.started_at for job in found] == [None, MOMENT, MOMENT]
+    assert len([statement for statement in statements if "state = 'running'" in statement]) == 1
+    (unfinished, _) = await queue.recover()
+    assert {(job.info.id, job.info.attempt, job.crashes) for job in unfinished} == {
+        (waits.id, 0, 0),
+        (runs.id, 1, 0),
+        (again.id, 2, 1),
+    }
 
 
 async def test_starts_of_many_jobs_are_recorded_where_they_run_on(database, store):

@@ -1,6 +1,6 @@
 -- name: insert
-INSERT INTO jobs (id, op, state, request, created_at, deadline_at, owner, trace)
-VALUES (:id, :op, 'queued', :request, :created_at, :deadline_at, :owner, :trace)
+INSERT INTO jobs (id, op, state, request, created_at, deadline_at, owner, trace, attempt, started_at)
+VALUES (:id, :op, :state, :request, :created_at, :deadline_at, :owner, :trace, :attempt, :started_at)
 
 -- name: insert_ended
 INSERT INTO jobs (id, op, state, request, created_at, deadline_at, owner, trace, attempt, started_at, finished_at, result,
@@ -47,11 +47,11 @@ SELECT * FROM jobs WHERE id IN (SELECT value FROM json_each(:ids)) AND state = '
 UPDATE jobs SET error = :error WHERE id = :id
 
 -- name: remember_key
-INSERT OR REPLACE INTO idempotency (owner, key, digest, job_id, created_at)
+INSERT INTO idempotency (owner, key, digest, job_id, created_at)
 VALUES (:owner, :key, :digest, :job_id, :created_at)
 
 -- name: keys
-SELECT * FROM idempotency ORDER BY created_at
+SELECT * FROM idempotency ORDER BY created_at, rowid
 
 -- name: purge_keys
 DELETE FROM idempotency WHERE created_at < :before

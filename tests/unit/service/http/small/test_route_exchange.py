@@ -11,7 +11,7 @@ import pytest
 import structlog
 from raw_connection import Raw, eventually, until
 
-from gemmserve import Client
+from gemmserve import Client, NotFound
 from gemmserve_service.errors import StoreFull
 from gemmserve_service.http.routes import jobs
 from gemmserve_service.http.small import exchange
@@ -617,6 +617,68 @@ def test_the_answers_to_looks_are_the_app_s(raw, job, looks):
             assert statuses == [200, 200, 404, 404, 200, 404, 404, 404, *gone]
     assert found[0] == found[1] == found[2] == found[3]
     assert len(looks) == 2 * len(cases)
+
+
+DELETIONS = [
+    {"ids": ["arr_" + "0" * 26]},
+    {"ids": ["{a}"], "dry_run": True},
+    {"ids": ["{a}", "{a}", "arr_" + "0" * 26]},
+    {"labels": {"run": "7"}},
+    {"older_than_s": 1e11},
+    {"ids": []},
+    {"ids": ["x"]},
+    {"ids": ["{b}"], "dryrun": True},
+    {},
+    b"{",
+]
+
+
+def test_the_answers_to_deletions_of_many_are_the_app_s(live, raw, random_array, looks):
+    found = []
+    with Client(live.url) as client:
+        for coding in ((), (), ("Content-Encoding: identity",)):
+            a, b = (client.put(random_array((5, 5))) for _ in "ab")
+            seen = []
+            for document in DELETIONS:
+                content = document if isinstance(document, bytes) else json.dumps(document).encode()
+                content = content.replace(b"{a}", a.id.encode()).replace(b"{b}", b.id.encode())
+                raw.send(content, JSON, *coding, path="/v1/deletions")
+                status, headers, body = raw.answer()
+                told = {
+                    name: value for name, value in json.loads(body).items() if name not in {"request_id", "instance"}
+                }
+                kept = {name: value for name, value in headers.items() if name not in {"date", "x-request-id"}}
+                seen.append((status, kept, told))
+            found.append(seen)
+            b.delete()
+            with pytest.raises(NotFound):
+                client.delete(a.id)
+    assert found[0] == found[1] == found[2]
+    assert [status for status, *_ in found[0]] == [200, 200, 200, 200, 200, 422, 422, 422, 422, 400]
+    taken = [each for each in looks if each._scope["path"] == "/v1/deletions"]
+    assert len(taken) == 2 * len(DELETIONS)
+    assert [each.cycle is None for each in taken[len(DELETIONS) :]] == [True] * len(DELETIONS)
+
+
+@pytest.mark.parametrize(
+    ("path", "further", "content"),
+    [
+        ("/v1/deletions?all=true", (), b'{"ids":["x"]}'),
+        ("/v1/deletions", ("Content-Encoding: gzip",), b"x"),
+        ("/v1/deletions", (), b'{"ids":["%s"]}' % (b"x" * (1 << 18))),
+    ],
+)
+def test_unusual_deletions_of_many_are_the_app_s(raw, looks, path, further, content):
+    raw.send(content, JSON, *further, path=path)
+    assert raw.answer()[0] >= 400
+    assert not looks
+
+
+def test_a_choice_that_is_too_long_is_refused_likewise(raw, looks):
+    raw.send(b'{"ids":["%s"]}' % (b"x" * (64 << 10)), JSON, path="/v1/deletions")
+    status, _, body = raw.answer()
+    assert (status, json.loads(body)["type"].rpartition("/")[2]) == (413, "too-large")
+    assert looks
 
 
 @pytest.mark.parametrize(

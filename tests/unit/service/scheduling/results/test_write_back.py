@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gemmserve_service.errors import ArrayLost, Draining, JobTimeout, StoreFull
+from gemmserve_service.executor.protocol import Drop
 from gemmserve_service.scheduling.results import write_back, write_orders
 from gemmserve_service.schemas import GemmReduceJob, JobState
 
@@ -186,6 +187,7 @@ async def test_of_a_chain_only_what_is_kept_is_written(core, fake, unwritten, a,
     fake.write(third.id, A)
     await eventually(lambda: fake.drops() == [second.id])
     fake.written(second.id)
+    await asyncio.sleep(0)
     assert fake.drops() == [second.id, first.id]
     fake.written(first.id)
     assert await on_record(core, eighth) == 1
@@ -295,11 +297,67 @@ async def test_a_long_chain_whose_beginning_is_lost_fails_to_its_end(make_core, 
     assert (core.scheduler.queued, core.scheduler.running) == (0, 0)
 
 
+async def test_a_worker_is_told_once_of_results_that_are_deleted_together(core, fake, unwritten, a, held):
+    found = [await unwritten(a, a) for _ in range(3)]
+    await core.store.delete_all([array for _, array in found])
+    assert [message.tasks for _, message in fake.told if isinstance(message, Drop)] == [[info.id for info, _ in found]]
+    for info, _ in found:
+        fake.written(info.id)
+    assert held(core.store) == (0, 0, 0)
+
+
+async def test_a_new_process_is_not_told_to_drop_what_the_one_before_has_lost(core, fake, unwritten, a):
+    _, array = await unwritten(a, a)
+    record = core.store._catalog.get(array)
+    record.hidden = True
+    core.store.settle(record)
+    fake.lose()
+    fake.hello()
+    await asyncio.sleep(0)
+    assert fake.drops() == []
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_rows_of_results_go_with_the_last_of_their_job(core, fake, a, together):
+    def rows():
+        return core.database.read(lambda db: {row["id"]: row["state"] for row in db.execute("SELECT * FROM arrays")})
+
+    info, _ = await core.jobs.submit(GemmReduceJob(op="gemm_reduce", a=a.id, b=a.id, reduce=["sum", "max"]))
+    fake.done(task=info.id, written=False)
+    first, second = (await core.jobs.wait(info.id, 60)).result.values()
+    statements = []
+    await core.database.write(lambda db: db.set_trace_callback(statements.append))
+    statements.clear()
+    if together:
+        await core.store.delete_all([first, second])
+    else:
+        await core.store.delete(first)
+        assert await rows() == {a.id: "live", first: "deleted", second: "live"}, "after a crash both are computed again"
+        await core.store.delete(second)
+    assert second not in await rows()
+    assert fake.drops() == [info.id]
+    fake.written(info.id)
+    assert await rows() == {a.id: "live"}
+    deletions = [each for each in statements if each.startswith("DELETE")]
+    assert len(deletions) == 2, "each row once"
+
+
+async def test_a_row_of_a_result_that_is_in_use_stays_until_that_is_over(core, fake, unwritten, a):
+    info, array = await unwritten(a, a)
+    pinned = core.store.pin(array)
+    await core.store.delete(array)
+    assert await on_record(core, array) == 0
+    pinned.release()
+    fake.written(info.id)
+    assert await on_record(core, array) is None
+
+
 async def test_a_result_of_a_cancelled_job_keeps_its_place_until_nobody_writes(core, fake, a, gemm, held):
     info, _ = await core.jobs.submit(gemm(a, a))
     await core.jobs.cancel(info.id)
     before = set(core.store._files._free)
     fake.done(task=info.id, written=False)
+    await asyncio.sleep(0)
     assert fake.drops() == [info.id]
     assert set(core.store._files._free) == before
     fake.written(info.id)
@@ -480,6 +538,7 @@ async def test_operands_on_two_devices_are_written_so_that_one_can_take_the_job(
     assert not fake.running("cuda:1")
     assert [*fake.writes("cuda:0"), *fake.writes("cuda:1")] == [job.id for job in jobs]
     fake.write(jobs[0].id, A, "cuda:0")
+    await asyncio.sleep(0)
     assert fake.running("cuda:1") == [both.id]
     one, _ = await core.jobs.submit(gemm(arrays[1], a))
     assert not fake.running("cuda:0"), "the other device has its operand"

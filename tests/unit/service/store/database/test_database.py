@@ -17,8 +17,8 @@ from gemmserve_service.store.database import database as database_module
 from gemmserve_service.store.database.database import Database, change_rows, insert_rows, load_sql
 from gemmserve_service.store.database.migrations import DatabaseError
 
-INSERT = "INSERT INTO idempotency (owner, key, digest, job_id, created_at) VALUES ('', ?, 'd', 'j', 0)"
-COUNT = "SELECT count(*) FROM idempotency"
+INSERT = "INSERT INTO tier_garbage (id) VALUES (?)"
+COUNT = "SELECT count(*) FROM tier_garbage"
 
 
 def count(db):
@@ -208,7 +208,7 @@ async def test_many_rows_by_few_statements(database, count):
 async def test_cursors_end_in_the_thread_that_made_them(database):
     """One that ended elsewhere would reset a statement that runs: SQLite calls that misuse."""
     rows = [(f"k{i}",) for i in range(3)]
-    delete = "DELETE FROM idempotency WHERE key = ?"
+    delete = "DELETE FROM tier_garbage WHERE id = ?"
     assert await database.write(lambda db: db.executemany(INSERT, rows)) is None
     found = await asyncio.gather(
         database.write_soon(lambda db: db.execute(delete, ("k0",))),
@@ -285,6 +285,22 @@ async def test_a_commit_that_waits_for_the_disk_is_the_thread_s(tmp_path, durabi
     try:
         for _ in range(3):
             assert await database.write_soon(lambda _: threading.get_ident(), rows=1) != threading.get_ident()
+    finally:
+        await database.stop()
+
+
+async def test_a_log_that_has_been_long_is_not_looked_at_after_every_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr(database_module, "_MAX_LOG_BYTES", 1 << 16)
+    monkeypatch.setattr(database_module, "_LOOK_EVERY", 20 * database_module._LOG_BYTES_OF_A_ROW)
+    database = Database(tmp_path / "db.sqlite")
+    await database.start()
+    try:
+        looks, size_of = [], database._size_of_log
+        # As it is after it has been longer: a file that stays as long as it may be.
+        monkeypatch.setattr(database, "_size_of_log", lambda: looks.append(size_of()) or 1 << 16)
+        for number in range(100):
+            await database.write_soon(lambda db, number=number: db.execute(INSERT, (f"k{number}",)), rows=1)
+        assert 100 // 20 <= len(looks) <= 20
     finally:
         await database.stop()
 

@@ -197,6 +197,18 @@ def test_a_program_that_does_not_know_what_rows_may_name_now_refuses_the_databas
         migrate(connection, before)
 
 
+def test_keys_lie_in_the_order_in_which_they_came():
+    connection = connect(":memory:")
+    steps = migrations()
+    (step,) = [step for step in steps if step.name == "keys_in_order"]
+    migrate(connection, [each for each in steps if each.version < step.version])
+    for key, moment in (("b", 1), ("c", 3), ("a", 2)):
+        connection.execute("INSERT INTO idempotency VALUES ('', ?, 'd', 'j', ?)", (key, moment))
+    migrate(connection)
+    connection.execute("INSERT INTO idempotency VALUES ('', 'a', 'd', 'k', 4)")
+    assert [row[0] for row in connection.execute("SELECT key FROM idempotency")] == ["b", "a", "c", "a"]
+
+
 def test_scripts_are_cut_into_statements():
     script = "-- a; comment\nCREATE TABLE a (x);\nCREATE TRIGGER t AFTER INSERT ON a BEGIN\n  SELECT 1;\nEND;\n-- end\n"
     first, second = split(script)
