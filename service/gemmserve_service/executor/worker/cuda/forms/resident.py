@@ -99,9 +99,12 @@ class ResidentProducts:
             return self._event(), self._event()
 
     def over(self, events: Events) -> float:
-        """Return the seconds between events that have passed; they are recorded again for another product."""
+        """Return the seconds between events that have passed; they are recorded again for another product, perhaps by
+        another thread, and not before.
+        """
+        seconds = float(self._elapsed(*events)) / 1e3
         self._spare.append(events)
-        return float(self._elapsed(*events)) / 1e3
+        return seconds
 
 
 class BegunProduct:

@@ -57,12 +57,18 @@ class Device:
                 device.log.append(("wait", self))
                 self.done = True
 
-        cuda = SimpleNamespace(Event=Event, get_elapsed_time=lambda start, stop: 3e3)
+        self.on_elapsed = lambda: None
+        cuda = SimpleNamespace(Event=Event, get_elapsed_time=self.elapsed)
         self.resident = Residency(1 << 30)
         copies = SimpleNamespace(resident=self.resident, keeps_form=lambda nbytes: nbytes == 8 << 20)
         self.backend = SimpleNamespace(
             cupy=SimpleNamespace(cuda=cuda, ndarray=Array), copies=copies, call=self.call, spec=H200
         )
+
+    def elapsed(self, start, stop):
+        self.on_elapsed()
+        self.log.append(("elapsed", start, stop))
+        return 3e3
 
     def call(self, params, operands, made, given):
         self.log.append(("product", *operands.values()))
@@ -97,11 +103,22 @@ def test_products_one_behind_the_other(device):
     device.log.clear()
     assert not first.over
     assert first.finish() == (Timings(kernel_s=3.0), Elements(planned=1))
-    assert device.log == [("wait", stop)]
+    assert device.log == [("wait", stop), ("elapsed", start, stop)]
     assert first.over
     assert device.given == [options(PLAIN)] * 2
     products.begin(products.resident(["a", "b"]))
     assert len(device.events) == 4, "events of what is over are used again"
+
+
+def test_events_are_not_recorded_again_before_their_time_was_read(device):
+    products = device.products()
+    first = products.begin([Array(), Array()])
+    # As another thread may, in the midst of that.
+    device.on_elapsed = lambda: products.begin([Array(), Array()])
+    first.finish()
+    start, stop = device.events[:2]
+    assert device.log[-1] == ("elapsed", start, stop)
+    assert device.log.count(("record", start)) == 1, "the time was that of another product, which is under way"
 
 
 def test_operands_are_in_use_until_the_product_is_over(device):
