@@ -16,6 +16,7 @@ from gemmserve_service.errors import StoreFull
 from gemmserve_service.http.routes import jobs
 from gemmserve_service.http.small import exchange
 from gemmserve_service.http.small.route_exchange import RouteExchange, SubmissionExchange
+from gemmserve_service.tenancy.api_keys import Scope
 from gemmserve_service.tenancy.keyring import create_key
 
 pytestmark = pytest.mark.usefixtures("counted")  # for its patience: a slow machine must not decide the way
@@ -740,3 +741,38 @@ def test_a_look_needs_a_key(serve, random_array, looks):
                     ask(connection, target, *([] if key is None else [f"X-API-Key: {key}"]))
                     assert connection.answer()[0] == status
     assert len(looks) == 8
+
+
+def test_deletions_of_many_need_a_key_that_may_and_take_its_owner_s_alone(serve, tmp_path, random_array, looks):
+    live = serve(audit_log=tmp_path / "audit")
+    data_dir = live.core.settings.data_dir
+    alice, text = create_key(data_dir, "alice")
+    bob, stranger = create_key(data_dir, "bob")
+    last, reader = create_key(data_dir, "reader", scopes=[Scope.READ], owner=alice)
+    until(lambda: last in live.core.keyring.current.keys)
+    with Client(live.url, api_key=text) as client:
+        remote = client.put(random_array((5, 5)))
+        content, everything = json.dumps({"ids": [remote.id]}).encode(), b'{"older_than_s":0}'
+        found = []
+        with contextlib.closing(Raw(live)) as connection:
+            for key, body in ((None, content), (reader, content), (stranger, content), (stranger, everything)):
+                for _ in range(2):
+                    further = [] if key is None else [f"X-API-Key: {key}"]
+                    connection.send(body, JSON, *further, path="/v1/deletions")
+                    status, _, answered = connection.answer()
+                    found.append((status, json.loads(answered).get("count")))
+            assert found == [(401, None)] * 2 + [(403, None)] * 2 + [(200, 0)] * 4
+            assert len(looks) == 4, "whoever may not is refused by the app"
+            assert client.array(remote.id).shape == (5, 5)
+            connection.send(content, JSON, f"X-API-Key: {text}", path="/v1/deletions")
+            assert json.loads(connection.answer()[2])["count"] == 1
+    lines = []
+
+    def told():
+        lines[:] = [json.loads(line) for line in (tmp_path / "audit").read_text().splitlines()]
+        lines[:] = [line for line in lines if line.get("path") == "/v1/deletions"]
+        return len(lines) == 9
+
+    until(told)
+    assert [line["outcome"] for line in lines] == ["refused"] * 4 + ["done"] * 5
+    assert [line["owner"] for line in lines[-2:]] == [bob, alice]
