@@ -117,6 +117,8 @@ class WriteQueue:
         """Bytes of them that the front is told of; no result is larger."""
         self.nbytes = 0
         """Bytes that are."""
+        self._expected = 0
+        """Bytes of results that are being made and have been given room."""
         self._copies = copies
         self._enter = enter
         self._tell: Callable[[list[str], list[str]], None] = lambda *_: None
@@ -152,19 +154,30 @@ class WriteQueue:
         nbytes = sum(result.value.nbytes for result in results)
         while True:
             with self._changed:
-                if self._fits(nbytes):
+                if not self._entries or self.nbytes + nbytes <= self.limit or self._last:
                     self._add(_Entry(task, list(results), nbytes))
                     return
                 self._changed.wait(_LOOK_S)
             checkpoint()
 
-    def has_room(self, nbytes: int) -> bool:
-        """Whether `reserve` would not wait with results of so many bytes."""
+    def expect(self, nbytes: int) -> bool:
+        """Keep room for results of so many bytes that are being made, until `unexpect`; False: there is none, beside
+        others that are expected. What waits in `reserve` waits for none of these, which may be behind it.
+        """
         with self._changed:
-            return self._fits(nbytes)
+            alone = not self._entries and not self._expected
+            if not (alone or self.nbytes + self._expected + nbytes <= self.limit or self._last):
+                return False
+            self._expected += nbytes
+            return True
+
+    def unexpect(self, nbytes: int) -> None:
+        """Keep that room no longer: the results have been taken over, or there will be none."""
+        with self._changed:
+            self._expected -= nbytes
 
     def take(self, task: str, results: Sequence[Result]) -> None:
-        """Take over the results of a task, which is answered after that, whether there is room for them or not."""
+        """Take over expected results of a task, which is answered after that."""
         with self._changed:
             self._add(_Entry(task, list(results), sum([result.value.nbytes for result in results])))
 
@@ -275,9 +288,6 @@ class WriteQueue:
             self._places.clear()
 
     # -- inside -----------------------------------------------------------------------------------------------------
-
-    def _fits(self, nbytes: int) -> bool:
-        return not self._entries or self.nbytes + nbytes <= self.limit or self._last
 
     def _add(self, entry: _Entry) -> None:
         self._entries[entry.task] = entry

@@ -47,10 +47,13 @@ def resident_task(lane: Lane, work: Work, form: Form, product: ResidentProduct) 
         if number < 0 or (array := extents[number][4]) is None:
             return None
         arrays.append(array)
-    if not write_queue.has_room(sum([form.nbytes[name] for name in deferred])):
+    nbytes = sum([form.nbytes[name] for name in deferred])
+    if not write_queue.expect(nbytes):
         return None
-    operands = product.resident(arrays)
-    return None if operands is None else ResidentTask(lane, work, form, product, operands, deferred, write_queue)
+    if (operands := product.resident(arrays)) is None:
+        write_queue.unexpect(nbytes)
+        return None
+    return ResidentTask(lane, work, form, product, operands, deferred, write_queue)
 
 
 class ResidentTask(Task):
@@ -68,7 +71,7 @@ class ResidentTask(Task):
         deferred: dict[str, str],
         write_queue: WriteQueue,
     ) -> None:
-        """`deferred`: the results' ids by name."""
+        """`deferred`: the results' ids by name, which the write queue expects."""
         super().__init__(lane.runner, message)
         self._lane = lane
         (self._part,) = message.parts
@@ -77,6 +80,7 @@ class ResidentTask(Task):
         self._deferred = deferred
         self._write_queue = write_queue
         self._nbytes = sum(form.nbytes.values())
+        self._expected = sum([form.nbytes[name] for name in deferred])
         self._came = time.perf_counter()
         self._begun: BegunProduct | None = None
 
@@ -117,7 +121,7 @@ class ResidentTask(Task):
             raise NoRoomBesideError from error
 
     def finish(self) -> None:
-        """Wait until it has. The results are held, whether there is room for them or not: there was when it came."""
+        """Wait until it has. The results are held: there has been room for them since it came."""
         begun = self._begun
         assert begun is not None
         timings, counted = begun.finish()
@@ -134,5 +138,7 @@ class ResidentTask(Task):
         )
 
     def release(self) -> None:
-        """Let operands and results go."""
+        """Let operands and results go, and the room for these."""
         self._begun, self._operands = None, ()
+        self._write_queue.unexpect(self._expected)
+        self._expected = 0

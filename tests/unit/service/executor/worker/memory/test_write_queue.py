@@ -137,14 +137,18 @@ def test_results_are_written_where_and_when_they_are_told_to_be(bench):
     assert it.queue.nbytes == SIZE
 
 
-def test_results_are_taken_without_a_wait_for_room(bench):
+def test_room_is_kept_for_results_that_are_expected(bench):
     it = bench(room=2)
-    assert it.queue.has_room(100 * SIZE), "there is room for any one"
+    assert it.queue.expect(100 * SIZE), "there is room for any one"
+    assert not it.queue.expect(1), "which is no reason for more"
+    it.queue.unexpect(100 * SIZE)
     it.add(1)
-    assert it.queue.has_room(SIZE)
-    assert not it.queue.has_room(SIZE + 1)
-    it.add(2)
-    assert not it.queue.has_room(SIZE)
+    assert not it.queue.expect(SIZE + 1)
+    assert it.queue.expect(SIZE)
+    assert not it.queue.expect(1)
+    it.add(2)  # no wait for what may be behind it
+    it.queue.unexpect(SIZE)
+    assert not it.queue.expect(1)
     it.queue.take("t3", [Result("a3", Value(3))])
     assert it.queue.nbytes == 3 * SIZE
     assert it.copies.resident.holds("a3")

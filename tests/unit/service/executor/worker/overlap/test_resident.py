@@ -257,6 +257,31 @@ def test_what_finds_no_room_waits_and_messages_are_read(front, backend, there, p
     assert len(backend.begun) == ROOM
 
 
+def test_room_is_kept_for_what_is_begun(front, backend, there, product):
+    backend.go.clear()
+    many = [product(there) for _ in range(ROOM + 1)]
+    front.send(packed(*[message for message, _, _ in many]))
+    until(lambda: len(backend.begun) == ROOM and backend.finished)
+    backend.go.set()
+    front.hear(*["done"] * ROOM)
+    assert len(backend.begun) == ROOM
+    front.send(Write(task=many[0][0].task, places=many[0][2][0]))
+    assert front.hear_both("done", "written")[0].task == many[-1][0].task
+
+
+@pytest.mark.parametrize("step", ["begin", "finish"])
+def test_what_failed_keeps_no_room(front, backend, there, product, step):
+    backend.fails[step] = ValueError("no")
+    for _ in range(ROOM + 1):
+        front.send(product(there)[0])
+        front.hear("failed")
+    backend.fails.clear()
+    backend.begun.clear()
+    front.send(packed(*[product(there)[0] for _ in range(ROOM)]))
+    front.hear(*["done"] * ROOM)
+    assert len(backend.begun) == ROOM
+
+
 def test_a_product_without_memory_goes_to_the_long_ones(front, backend, there, product):
     backend.fails["begin"] = MemoryError("the device is full")
     message, _, (places, view) = product(there)
