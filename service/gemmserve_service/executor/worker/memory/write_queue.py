@@ -161,7 +161,7 @@ class WriteQueue:
             checkpoint()
 
     def expect(self, nbytes: int) -> bool:
-        """Keep room for results of so many bytes that are being made, until `unexpect`; False: there is none, beside
+        """Keep room for results of so many bytes that are being made, until `release`; False: there is none, beside
         others that are expected. What waits in `reserve` waits for none of these, which may be behind it.
         """
         with self._changed:
@@ -171,7 +171,7 @@ class WriteQueue:
             self._expected += nbytes
             return True
 
-    def unexpect(self, nbytes: int) -> None:
+    def release(self, nbytes: int) -> None:
         """Keep that room no longer: the results have been taken over, or there will be none."""
         with self._changed:
             self._expected -= nbytes

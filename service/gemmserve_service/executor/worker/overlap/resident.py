@@ -51,7 +51,7 @@ def resident_task(lane: Lane, work: Work, form: Form, product: ResidentProduct) 
     if not write_queue.expect(nbytes):
         return None
     if (operands := product.resident(arrays)) is None:
-        write_queue.unexpect(nbytes)
+        write_queue.release(nbytes)
         return None
     return ResidentTask(lane, work, form, product, operands, deferred, write_queue)
 
@@ -140,5 +140,5 @@ class ResidentTask(Task):
     def release(self) -> None:
         """Let operands and results go, and the room for these."""
         self._begun, self._operands = None, ()
-        self._write_queue.unexpect(self._expected)
+        self._write_queue.release(self._expected)
         self._expected = 0

@@ -141,13 +141,13 @@ def test_room_is_kept_for_results_that_are_expected(bench):
     it = bench(room=2)
     assert it.queue.expect(100 * SIZE), "there is room for any one"
     assert not it.queue.expect(1), "which is no reason for more"
-    it.queue.unexpect(100 * SIZE)
+    it.queue.release(100 * SIZE)
     it.add(1)
     assert not it.queue.expect(SIZE + 1)
     assert it.queue.expect(SIZE)
     assert not it.queue.expect(1)
     it.add(2)  # no wait for what may be behind it
-    it.queue.unexpect(SIZE)
+    it.queue.release(SIZE)
     assert not it.queue.expect(1)
     it.queue.take("t3", [Result("a3", Value(3))])
     assert it.queue.nbytes == 3 * SIZE
