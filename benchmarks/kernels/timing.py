@@ -8,7 +8,7 @@ Two times of each, which are not the same for small products:
            Where the host needs longer to enqueue a call than the device to run it, this is the larger one.
 
 The contenders take turns, in another order every round: a device that throttles under one slows all of them, each as
-often as the others (`orders`). Operands rotate, see `targets.GpuTarget.sets`.
+often as the others over a full set of rounds (`orders`). Operands rotate, see `targets.GpuTarget.sets`.
 """
 
 from __future__ import annotations

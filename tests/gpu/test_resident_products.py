@@ -8,7 +8,7 @@ import pytest
 from gemmserve_service.executor.protocol import Kind
 from gemmserve_service.executor.worker.backend import HostArray
 from gemmserve_service.executor.worker.cuda.backend import CupyBackend
-from gemmserve_service.schemas import GemmParams
+from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
 pytestmark = pytest.mark.gpu
 
@@ -52,3 +52,28 @@ def test_the_bits_are_those_of_the_long_way(backend, n, dtype):
         assert 0 < timings.kernel_s < 1
         assert counted is None or counted.planned + counted.wide + counted.plain == n * n
         np.testing.assert_array_equal(product.made["d"].get(), expected[number % len(pairs)])
+
+
+def test_c_and_reductions(backend):
+    n, dtype = 512, "complex64"
+    rng = np.random.default_rng(1)
+    arrays = {name: (rng.standard_normal((n, n)) + 1j).astype(dtype) for name in "abc"}
+    arrays["a"][3, 5] = np.nan
+    operands = {name: HostArray(array, f"more-{name}") for name, array in arrays.items()}
+    square, line = Kind(dtype=dtype, shape=(n, n), order="C"), Kind(dtype="float32", shape=(n,), order="C")
+    cases = [
+        (GemmParams(alpha=2, beta=0.5j), ("a", "b", "c"), {"d": square}),
+        (GemmReduceParams(reduce="absmax", axis="m"), ("a", "b"), {"absmax": line}),
+    ]
+    for params, names, results in cases:
+        given = {name: operands[name] for name in names}
+        for _ in range(2):
+            expected = {name: np.zeros(kind.shape, kind.dtype) for name, kind in results.items()}
+            backend.run(params, given, expected)
+        products = backend.resident(params, dict.fromkeys(names, square), results)
+        there = products.resident([operand.cache_id for operand in given.values()])
+        begun = [products.begin(there) for _ in range(ROUNDS)]
+        for product in begun:
+            product.finish()
+            for name, array in expected.items():
+                np.testing.assert_array_equal(product.made[name].get(), array)

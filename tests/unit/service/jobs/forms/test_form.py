@@ -77,6 +77,7 @@ def test_a_job_is_written_as_without_its_form(fields, microsecond):
     succeeded = info.model_copy(update=fields)
     assert whole(ended) == whole(succeeded) == succeeded
     assert ended.json() == succeeded.model_dump_json()
+    assert ended.json(brief=True) == succeeded.model_dump_json(exclude={"request"})
     assert ended.timings_text == TypeAdapter(Timings).dump_json(timings).decode()
     shared = ("id", "op", "owner", "trace", "error", "residual", "mismatch", "elements", "steps", *fields)
     assert all(getattr(ended, name) == getattr(succeeded, name) for name in shared)
