@@ -8,6 +8,7 @@ import atexit
 import gc
 import os
 import shutil
+import socket
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,6 +71,18 @@ def _device_missing() -> str | None:
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return f"no device: {error}"
     return None if count else "no device"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Sends a process's counts of second tries at once.
+
+    pytest-rerunfailures has two short messages a test for them. By Nagle's algorithm the second one waits for the
+    acknowledgement of the first, 40 ms, which is longer than most tests take.
+    """
+    connection = getattr(getattr(config, "failures_db", None), "sock", None)
+    if connection is not None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 @pytest.hookimpl(wrapper=True)

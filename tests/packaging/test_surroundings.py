@@ -1,8 +1,9 @@
-"""The suite beside a user's own settings, keys and data: it sees none of them."""
+"""The suite beside a user's own settings, keys and data: it sees none of them; its processes wait for no message."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,13 @@ def test_settings_are_the_defaults_and_there_are_no_keys() -> None:
     settings = Settings()
     assert (settings.port, settings.host) == (8000, "127.0.0.1")
     assert not read_keyring(settings.data_dir, None).keys
+
+
+def test_counts_of_second_tries_are_sent_at_once(request) -> None:
+    connection = getattr(getattr(request.config, "failures_db", None), "sock", None)
+    if connection is None:
+        pytest.skip("processes that run tests (-n) have a connection for these counts; there is one process here")
+    assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.mark.skipif("NESTED" in os.environ, reason="this is the run inside")
