@@ -110,7 +110,10 @@ def create(venv: Path) -> None:
 
 
 def pip_install(venv: Path, extras: set[str], packages: list[str], constraints: Path | None) -> bool:
-    """Installs the project, editable, with `extras`; True when pip succeeded."""
+    """Installs the project, editable, with `extras`; True when pip succeeded.
+
+    Modules are compiled to bytecode when they are first imported, which most modules of large packages never are.
+    """
     command: list[str | Path] = [
         venv / "bin" / "python",
         "-m",
@@ -118,6 +121,7 @@ def pip_install(venv: Path, extras: set[str], packages: list[str], constraints: 
         "install",
         "--quiet",
         "--disable-pip-version-check",
+        "--no-compile",
     ]
     if constraints is not None:
         command += ["--constraint", constraints]
