@@ -28,7 +28,7 @@ RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo serve test test-service test-kernels gpu-test sanitize bench bench-service chaos lint python fuzz \
+.PHONY: help environment demo serve test test-service test-kernels gpu-test sanitize bench bench-service chaos lint python fuzz \
 	attacks docs figures pictures containers containers-cuda containers-time perf-analyzer lock release amd amd-cupy
 
 help:  ## this list
@@ -41,6 +41,9 @@ python:
 # $(call environment,extras): the virtual environment with those extras; returns at once when it is already there.
 environment = @"$(PYTHON)" tools/environment.py "$(VENV)" --extras "$(1)$(if $(EXTRAS),$(comma)$(EXTRAS))" \
 	$(if $(CONSTRAINTS),--constraints "$(CONSTRAINTS)")
+
+environment: python  ## the virtual environment for tests and lint, and nothing more (EXTRAS, CONSTRAINTS, VENV)
+	$(call environment,dev)
 
 demo: python  ## start the service, run real workloads against an independent truth, draw a picture
 	$(call environment,demo)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from express_backend import express_backend
 
 from gemmserve_service.executor.protocol import Kind
 from gemmserve_service.executor.worker.backend import HostArray
-from gemmserve_service.executor.worker.cuda.backend import CupyBackend
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
 pytestmark = pytest.mark.gpu
@@ -17,10 +17,7 @@ ROUNDS = 4
 
 @pytest.fixture(scope="module")
 def backend():
-    cupy = pytest.importorskip("cupy")
-    made = CupyBackend("rocm" if cupy.cuda.runtime.is_hip else "cuda", 0, 0.1)
-    made.enter(express=True)
-    return made
+    return express_backend()
 
 
 @pytest.mark.parametrize("n", [200, 512, 1024])
