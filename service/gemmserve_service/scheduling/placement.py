@@ -37,7 +37,11 @@ _AHEAD_S: Final = 0.5  # of work, beyond which a worker is sent nothing more: it
 _MIN_WAIT_S: Final = 1e-3  # a wait that is shorter is none
 _MAX_WAIT_S: Final = 1.0
 _MAX_GROUP_S: Final = 0.01  # of a group: so long does somebody wait at most who comes when it has just gone
-_MAX_GROUP_BYTES: Final = 64 << 20  # of a group's operands and results; no measurement behind the figure
+_MAX_GROUP_BYTES: Final = 64 << 20  # that are brought and taken for a group; no measurement behind the figure
+_MIN_BROUGHT_BYTES: Final = 1 << 20  # of a task's operands and results, below which nobody asks where they are
+_TASK_S: Final = 2e-4  # for which a worker of several lanes is at a task, however short its device's part is
+_SOON_S: Final = 2e-3  # of express tasks, below which such a worker is sent more, however many it has: an H200 was done
+# with four products of 1024^3 before its worker's answers had led to more, and idle for four fifths of the time
 
 
 class Placement:
@@ -109,11 +113,24 @@ class Placement:
             return []
         most = min(most, -(-(len(queue) + 1) // max(self._fleet.idle, 1)))
 
+        own_s = _TASK_S if worker.express else 0.0
+
         def seconds(other: Task) -> float:
             runs = could_run(other, worker) and not self.better_elsewhere(other, worker)
-            return self._estimates.seconds(other, worker) if runs else math.inf
+            return own_s + self._estimates.seconds(other, worker) if runs else math.inf
 
-        return _companions(task, queue, most, seconds)
+        return _companions(task, queue, most, seconds, lambda other: self.brought_bytes(other, worker))
+
+    def brought_bytes(self, task: Task, worker: Worker) -> int:
+        """Return the bytes of operands that a worker's device has no copies of, and of results that it does not keep;
+        of small tasks all bytes.
+        """
+        nbytes = task.size[0]
+        if nbytes <= _MIN_BROUGHT_BYTES or task.blocks is not None:
+            return nbytes
+        taken = 0 if task.may_be_deferred(worker) else sum([each.spec.nbytes for each in task.results.values()])
+        operands = task.operands.values()
+        return sum([each.info.nbytes for each in operands]) - self._fleet.copied(operands, worker) + taken
 
     def interleaves(self, worker: Worker) -> bool:
         """Whether the worker is at a long task, between whose panels a short one can run.
@@ -141,6 +158,7 @@ class Placement:
         if not worker.ready or not worker.tasks or (express and not worker.express):
             return False
         count, seconds, last = 0, 0.0, None
+        own_s = _TASK_S if express else 0.0
         alike: Collection[Task] = worker.tasks.values()
         if worker.express:
             others = worker.other_tasks
@@ -152,32 +170,35 @@ class Placement:
                 return False
             count += 1
             # A block costs what its product was charged for, by what was known when that came.
-            seconds += task.cost_s if task.whole is task else self._estimates.seconds(task, worker)
+            seconds += own_s + (task.cost_s if task.whole is task else self._estimates.seconds(task, worker))
             last = task
-            if count > worker.ahead:
+            if count > worker.ahead and not (express and seconds < _SOON_S):
                 return False
         if count == 1 and last is not None and last.whole is not last:
             return True  # beneath a block of a large product, however long that is, panels of the next can come
         return seconds < _AHEAD_S
 
 
-def _companions(first: Task, queue: FairQueue, most: int, seconds: Callable[[Task], float]) -> list[Task]:
+def _companions(
+    first: Task, queue: FairQueue, most: int, seconds: Callable[[Task], float], brought: Callable[[Task], int]
+) -> list[Task]:
     """Takes out of the queue what goes with `first`: the next tasks, as long as they are short; `most` in all.
 
     `seconds`: a task's estimated time on the worker in question, infinite if it cannot run it now: others pass it.
+    `brought`: bytes that are brought there for it, and taken from there.
     """
     found: list[Task] = []
     if not first.may_be_grouped:
         return found
     left_s = _MAX_GROUP_S - seconds(first)
-    left_bytes = _MAX_GROUP_BYTES - first.size[0]
+    left_bytes = _MAX_GROUP_BYTES - brought(first)
 
-    cost_s = 0.0  # of the task that was asked about last
+    cost_s, nbytes = 0.0, 0  # of the task that was asked about last
 
     def fits(task: Task) -> bool:
-        nonlocal cost_s
-        cost_s = seconds(task)
-        return cost_s <= left_s and task.may_be_grouped and task.size[0] <= left_bytes
+        nonlocal cost_s, nbytes
+        cost_s, nbytes = seconds(task), brought(task)
+        return cost_s <= left_s and task.may_be_grouped and nbytes <= left_bytes
 
     def blocks(_: Task) -> bool:
         return cost_s < math.inf
@@ -188,5 +209,5 @@ def _companions(first: Task, queue: FairQueue, most: int, seconds: Callable[[Tas
             break
         found.append(task)
         left_s -= cost_s
-        left_bytes -= task.size[0]
+        left_bytes -= nbytes
     return found

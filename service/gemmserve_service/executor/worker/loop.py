@@ -310,17 +310,22 @@ class _Line:
                 count = len(held.answers)
                 overlap.start(work)
                 self._held = None
-                if len(held.answers) == count or time.perf_counter() - held.since > _MAX_HOLD_S:
+                now = time.perf_counter()
+                if len(held.answers) == count or now - held.since > _MAX_HOLD_S:
                     self._send_answers(held.take(), prompt=True)
+                if overlap.begun and now - self._begun_at > _MAX_HOLD_S:
+                    self._settle(overlap, wait=False)
         finally:
             self._held = None
             self._send_answers(held.take(), prompt=True)
 
-    def _settle(self, overlap: Overlap) -> bool:
-        """Answer products that are over, together: at least one, which is waited for. False: another thread will."""
+    def _settle(self, overlap: Overlap, *, wait: bool = True) -> bool:
+        """Answer products that are over, together; where this is to `wait`, at least one. False: there was none, or
+        another thread will.
+        """
         held = self._held = _Held(threading.get_ident(), time.perf_counter())
         try:
-            return overlap.settle()
+            return overlap.settle(wait=wait)
         finally:
             self._held = None
             self._send_answers(held.take(), prompt=True)

@@ -156,12 +156,13 @@ class Pipeline(Generic[W]):
         with self._changed:
             self._hand_on()
 
-    def settle(self, over: Callable[[W], bool]) -> bool:
+    def settle(self, over: Callable[[W], bool], *, wait: bool = True) -> bool:
         """Do the last stages of work that `begin` has begun for this, in the thread that has called it: of the oldest,
-        and of those behind it that are `over`. False: there is none that is this thread's to do.
+        and of those behind it that are `over`; unless it is to `wait`, of the oldest only if that is over, too. False:
+        there is none that is this thread's to do.
         """
         count = 0
-        while self.begun and (entry := self._begun_entry(over if count else None)) is not None:
+        while self.begun and (entry := self._begun_entry(None if wait and not count else over)) is not None:
             count += 1
             for stage in range(_FINISHING, _COUNT):
                 self._do(entry, stage)

@@ -14,6 +14,7 @@ from gemmserve_service import products
 from gemmserve_service.errors import JobCancelled, JobFailed, WorkerCrashed
 from gemmserve_service.executor.port import Worker
 from gemmserve_service.executor.protocol import Done
+from gemmserve_service.scheduling import placement
 from gemmserve_service.scheduling import scheduler as scheduler_module
 from gemmserve_service.scheduling.estimates import Estimates
 from gemmserve_service.scheduling.tasks import Task
@@ -374,6 +375,11 @@ def test_tasks_of_both_kinds_at_one_time_run_beside_each_other(kinds):
     assert not worker.express_tasks
 
 
+def names_of(fake):
+    """The tasks' names of each message."""
+    return [[run.task for run in group] for _, group in fake.sent]
+
+
 def names(fake):
     return ["".join(run.task for run in group) for _, group in fake.sent]
 
@@ -393,6 +399,66 @@ async def test_express_tasks_are_sent_beside_long_ones(lanes, fake, submit):
     while fake.running():
         fake.done()
     assert lanes.queued == 0
+
+
+async def test_express_tasks_are_sent_as_long_as_those_that_are_there_are_soon_over(lanes, fake, submit, seconds):
+    many = [f"t{number}" for number in range(24)]
+    seconds.update(dict.fromkeys(many, 5e-4))
+    for name in many:
+        await submit(lanes, name)
+    # A worker is at each for its own part of the time, too: three are less than 2 ms, the ahead of a long lane.
+    assert len(fake.running()) == 3
+    seconds.update(dict.fromkeys(many, 1e-6))
+    fewer = [f"u{number}" for number in range(24)]
+    while fake.running():
+        fake.done()
+    for name in fewer:
+        await submit(lanes, name)
+    assert len(fake.running()) == 10
+    fake.done()
+    assert [len(group) for group in names_of(fake)[-1:]] == [14], "what has gathered goes together"
+    for _ in range(14):
+        assert len(fake.running()) >= 10
+        fake.done()
+    while fake.running():
+        fake.done()
+    assert lanes.queued == 0
+
+
+async def test_a_group_s_time_counts_the_worker_s_own(make_scheduler, fake, submit, seconds):
+    fake.ahead, fake.express = 2, True
+    scheduler = await make_scheduler(fake, max_grouped_jobs=1000)
+    for number in range(200):
+        await submit(scheduler, f"t{number}")
+    while fake.running():
+        fake.done()
+    assert max(map(len, names_of(fake))) == 49, "10 ms, of 0.2 ms and a little each"
+    assert scheduler.queued == 0
+
+
+@pytest.mark.parametrize(
+    ("result_bytes", "there", "sizes"),
+    [(1 << 30, "ab", [4]), (1 << 30, "a", [3, 1]), (0, "ab", [1] * 4)],
+    ids=["all stays", "operands are brought", "results are taken"],
+)
+async def test_a_group_s_bytes_are_those_that_move(
+    make_scheduler, fake, store, put, listener, seconds, monkeypatch, result_bytes, there, sizes
+):
+    monkeypatch.setattr(placement, "_MAX_GROUP_BYTES", 6 << 20)
+    fake.ahead, fake.express, fake.result_bytes = 2, True, result_bytes
+    scheduler = await make_scheduler(fake)
+    arrays = {"a": np.zeros((1 << 10, 1 << 8), "c8"), "b": np.zeros((1 << 8, 1 << 10), "c8")}  # 2 MiB
+    infos = {name: await put(store, array) for name, array in arrays.items()}
+    scheduler.fleet.copies_changed(fake.fleet["cpu"], [infos[name].id for name in there], [])
+    problem = products.build(GemmParams(), {name: Operand.of(array) for name, array in arrays.items()})
+    for number in range(7):
+        seconds[f"t{number}"] = 5e-4
+        operands = {name: store.pin(info) for name, info in infos.items()}
+        results = {"d": store.allocate(np.dtype("c8"), (1 << 10, 1 << 10), "C", ttl_s=None)}  # 8 MiB
+        scheduler.submit(Task(f"t{number}", GemmParams(), problem, operands, results, listener))
+    while fake.running():
+        fake.done()
+    assert [len(group) for group in names_of(fake)] == [1, 1, 1, *sizes]
 
 
 async def test_long_tasks_are_sent_beside_express_ones(lanes, fake, submit):

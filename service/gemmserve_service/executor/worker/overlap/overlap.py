@@ -94,13 +94,13 @@ class Overlap:
         """Whether the thread that starts tasks has something to `settle`."""
         return self._express.pipeline.begun
 
-    def settle(self) -> bool:
+    def settle(self, *, wait: bool = True) -> bool:
         """Wait for the oldest product that this thread has begun in `start`; answer it, and those behind it that are
-        over by then. False: another thread will.
+        over by then. Not to `wait`: answer those that are over. False: there was none, or another thread will.
         """
         pipeline = self._express.pipeline
         if self._long.pipeline.idle:
-            return pipeline.settle(lambda task: task.over)
+            return pipeline.settle(lambda task: task.over, wait=wait)
         pipeline.leave()  # the device has something else, and messages are to be read
         return False
 
@@ -117,7 +117,10 @@ class Overlap:
             task = resident_task(express, work, form, resident)
             if task is not None:
                 settles = task.short and self._long.pipeline.idle
-                if not express.pipeline.begin(task, self._ended, settles=settles):
+                begun = express.pipeline.begin(task, self._ended, settles=settles)
+                if not begun and settles and self.settle():  # there was no room behind those before it
+                    begun = express.pipeline.begin(task, self._ended, settles=settles)
+                if not begun:
                     express.wake()
                     express.pipeline.put(task, self._ended)
                 return True

@@ -456,6 +456,20 @@ def test_who_has_work_may_begin_several_pieces_and_settle_those_that_are_over(li
     assert {thread for _, _, thread in log} == {threading.current_thread().name}
 
 
+def test_who_does_not_wait_settles_what_is_over(light, ended):
+    works = [Begun(name, [], over=name == 1) for name in range(3)]
+    for work in works:
+        assert light.begin(work, lambda work, _: ended.append(work.name), settles=True)
+    assert not light.settle(lambda work: work.over, wait=False)
+    assert ended == []
+    works[0].over = True
+    assert light.settle(lambda work: work.over, wait=False)
+    assert ended == [0, 1]
+    assert light.begun
+    assert light.settle(lambda work: work.over)
+    assert ended == [0, 1, 2]
+
+
 def test_nothing_is_begun_before_what_came_first(light, ended):
     log, computing, go_on = [], threading.Event(), threading.Event()
 

@@ -12,7 +12,7 @@ from staged_devices import until
 from works import packed
 
 from gemmserve_service.executor.protocol import Cancel, Drop, Stop, Write
-from gemmserve_service.executor.worker import loop
+from gemmserve_service.executor.worker import loop, pipeline
 from gemmserve_service.executor.worker.backend import call
 from gemmserve_service.executor.worker.overlap import resident
 from gemmserve_service.executor.worker.overlap.overlap import Overlap
@@ -30,6 +30,8 @@ class Streaming(Keeping):
         self.begun = []
         """Threads that have begun such products."""
         self.finished = []
+        self.order = []
+        """What they did, in order."""
         self.fails = {}
         """What is raised by step."""
 
@@ -48,6 +50,7 @@ class Stream:
 
     def begin(self, operands):
         self.backend.begun.append(threading.current_thread())
+        self.backend.order.append("begin")
         if "begin" in self.backend.fails:
             raise self.backend.fails["begin"]
         made = np.empty((3, 3))
@@ -65,6 +68,7 @@ class Begun:
 
     def finish(self):
         self.backend.finished.append(threading.current_thread())
+        self.backend.order.append("finish")
         assert self.backend.go.wait(WAIT_S)
         if "finish" in self.backend.fails:
             raise self.backend.fails["finish"]
@@ -103,6 +107,7 @@ def there(front, backend, place, product):
     front.send(product(ref, defer=False)[0])
     front.hear("done")
     backend.begun.clear()
+    backend.order.clear()
     return ref
 
 
@@ -139,6 +144,28 @@ def test_products_are_begun_behind_each_other_and_answered_together(front, backe
         front.send(Write(task=message.task, places=places))
         assert front.written(1) == [message.task]
         np.testing.assert_array_equal(view, A @ A)
+
+
+def test_of_many_those_that_are_over_are_answered_before_the_last_is_begun(front, backend, there, product, monkeypatch):
+    monkeypatch.setattr(loop, "_MAX_HOLD_S", 0.0)
+    many = [product(there)[0] for _ in range(ROOM)]
+    front.send(packed(*many))
+    assert [done.task for done in front.hear(*["done"] * ROOM)] == [message.task for message in many]
+    assert set(backend.begun) == set(backend.finished) == {front.thread}
+    assert backend.order[:4] == ["begin", "finish", "begin", "finish"]
+
+
+def test_more_than_the_device_is_given_at_a_time_wait_for_the_oldest(front, backend, there, product, monkeypatch):
+    monkeypatch.setattr(loop, "_MAX_HOLD_S", 3600.0)
+    monkeypatch.setattr(pipeline, "_MOST_AHEAD", 2)
+    many = [product(there)[0] for _ in range(ROOM)]
+    backend.go.clear()
+    front.send(packed(*many))
+    until(lambda: backend.finished)
+    assert len(backend.begun) == 2
+    backend.go.set()
+    assert [done.task for done in front.hear(*["done"] * len(many))] == [message.task for message in many]
+    assert set(backend.begun) == set(backend.finished) == {front.thread}, "no other thread was woken"
 
 
 def test_those_that_are_over_go_with_one_account_of_the_copies(front, backend, there, product):
