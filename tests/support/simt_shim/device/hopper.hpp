@@ -23,6 +23,7 @@ void barrier_arrive(unsigned barrier);
 inline void barrier_arrive_copied(unsigned barrier) { barrier_arrive(barrier); }  // copies are done at once
 void barrier_arrive_expecting(unsigned barrier, unsigned bytes);
 void barrier_wait(unsigned barrier, unsigned parity, SIMT_HERE);
+inline void barrier_wait_in_cluster(unsigned barrier, unsigned parity, SIMT_HERE) { barrier_wait(barrier, parity, file, line); }
 inline void barrier_init_fence() {}
 inline void written_for_tensor_cores() {}
 
@@ -38,6 +39,8 @@ struct Map {
 // `mask`: blocks of the cluster that get it; 0 for the own one alone.
 void copy_box(unsigned target, const Map& map, const int* at, unsigned barrier, unsigned mask);
 void copy_straight(unsigned target, const void* from, unsigned bytes, unsigned barrier, unsigned mask);
+// From shared memory to the same place of block `rank`.
+void copy_to_block(unsigned from, int bytes, unsigned barrier, unsigned rank);
 
 template <class TensorMap>
 inline void copy_box(unsigned target, const TensorMap& map, int x, int row, int plane, int matrix, unsigned barrier) {
@@ -66,6 +69,7 @@ inline void copy_box_multicast(
 unsigned cluster_rank();
 void cluster_sync(SIMT_HERE);
 void barrier_arrive_remote(unsigned barrier, unsigned rank);
+inline void barrier_arrive_in_cluster(unsigned barrier, unsigned rank) { barrier_arrive_remote(barrier, rank); }
 float load_remote(unsigned address, unsigned rank);
 
 // ---- wgmma

@@ -42,6 +42,13 @@ GEMM_DEVICE void barrier_arrive_remote(Address barrier, unsigned rank) {
         "mbarrier.arrive.shared::cluster.b64 _, [remote]; }" ::"r"(barrier), "r"(rank) : "memory");
 }
 
+// The same where the other block's threads write, without the copy engine, what this thread has read, or the reverse.
+GEMM_DEVICE void barrier_arrive_in_cluster(Address barrier, unsigned rank) {
+    asm volatile(
+        "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1;\n\t"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote]; }" ::"r"(barrier), "r"(rank) : "memory");
+}
+
 GEMM_DEVICE void barrier_arrive_expecting(Address barrier, unsigned bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -50,6 +57,16 @@ GEMM_DEVICE void barrier_wait(Address barrier, unsigned parity) {
     asm volatile(
         "{ .reg .pred done;\n\t"
         "WAIT: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
+        "@done bra DONE;\n\t"
+        "bra WAIT;\n\t"
+        "DONE: }" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// For arrivals of all blocks of the cluster.
+GEMM_DEVICE void barrier_wait_in_cluster(Address barrier, unsigned parity) {
+    asm volatile(
+        "{ .reg .pred done;\n\t"
+        "WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n\t"
         "@done bra DONE;\n\t"
         "bra WAIT;\n\t"
         "DONE: }" ::"r"(barrier), "r"(parity) : "memory");
@@ -104,7 +121,15 @@ GEMM_DEVICE void copy_bytes(Address target, const void* from, int bytes, Address
         : "memory");
 }
 
-// The same to the same place of every block of the cluster in `mask`, whose barriers there are told.
+// `bytes` of this block's shared memory to the same place of block `rank` of the cluster, whose barrier there is told.
+GEMM_DEVICE void copy_to_block(Address from, int bytes, Address barrier, unsigned rank) {
+    asm volatile(
+        "{ .reg .b32 target, told; mapa.shared::cluster.u32 target, %0, %3; mapa.shared::cluster.u32 told, %2, %3;\n\t"
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [target], [%0], %1, [told]; }"
+        ::"r"(from), "r"(bytes), "r"(barrier), "r"(rank) : "memory");
+}
+
+// `bytes` of straight memory to the same place of every block of the cluster in `mask`, whose barriers there are told.
 GEMM_DEVICE void copy_bytes_multicast(Address target, const void* from, int bytes, Address barrier, unsigned short mask) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
