@@ -136,7 +136,7 @@ class Producer {
         const int lane = thread_again() & 31;
         unsigned char* const rows = pipeline.stage(turn) + (OF_A ? 0 : Config::SIDE_A) + of_all * Config::TASK_BYTES;
         TaskKnown& known = known_of(pipeline, chunks)[(OF_A ? 0 : Config::TASKS_A) + of_all];
-        barrier_wait_in_cluster(pipeline.emptied(turn), turn.parity);
+        barrier_wait(pipeline.emptied(turn), turn.parity);
         operand.template write<HALF, PAIR>(planes, rows);
         if constexpr (HALF == 0) operand.tell(planes, known, lane);
         written_for_tensor_cores();  // and for the copy engine
@@ -231,7 +231,7 @@ GEMM_DEVICE void leave(const Pipeline& pipeline, const Turn& turn, int thread) {
     if constexpr (Config::CLUSTER > 1) {
         __syncwarp();
         const unsigned lane = static_cast<unsigned>(thread) % 32;
-        if (lane < Config::CLUSTER) barrier_arrive_in_cluster(pipeline.emptied(turn), lane);
+        if (lane < Config::CLUSTER) barrier_arrive_remote(pipeline.emptied(turn), lane);
     } else {
         arrive(pipeline.emptied(turn), thread);
     }
@@ -251,13 +251,13 @@ GEMM_DEVICE void consume(const FusedParams& params, const Pipeline& pipeline, in
         for (int chunk = 0; chunk < params.chunks; ++chunk, ++chunks) {
             const int steps = Steps::count_of(params, chunk);
             const TaskKnown* const known = known_of(pipeline, chunks);
-            barrier_wait_in_cluster(pipeline.filled(turn), turn.parity);
+            barrier_wait(pipeline.filled(turn), turn.parity);
             const bool planes = are_served(
                 known + group * (Config::TASKS_A / 2), known + Config::TASKS_A, steps, thread % 32);
             if (planes) multiply.from_planes<0>(sums, of_all_lanes(shared_address(pipeline.stage(turn))), known, steps);
             leave(pipeline, turn, thread);
             turn.next();
-            barrier_wait_in_cluster(pipeline.filled(turn), turn.parity);
+            barrier_wait(pipeline.filled(turn), turn.parity);
             if (planes) {
                 multiply.from_planes<1>(sums, of_all_lanes(shared_address(pipeline.stage(turn))), known, steps);
             } else {

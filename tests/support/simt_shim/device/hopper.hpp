@@ -23,7 +23,6 @@ void barrier_arrive(unsigned barrier);
 inline void barrier_arrive_copied(unsigned barrier) { barrier_arrive(barrier); }  // copies are done at once
 void barrier_arrive_expecting(unsigned barrier, unsigned bytes);
 void barrier_wait(unsigned barrier, unsigned parity, SIMT_HERE);
-inline void barrier_wait_in_cluster(unsigned barrier, unsigned parity, SIMT_HERE) { barrier_wait(barrier, parity, file, line); }
 inline void barrier_init_fence() {}
 inline void written_for_tensor_cores() {}
 
@@ -69,7 +68,6 @@ inline void copy_box_multicast(
 unsigned cluster_rank();
 void cluster_sync(SIMT_HERE);
 void barrier_arrive_remote(unsigned barrier, unsigned rank);
-inline void barrier_arrive_in_cluster(unsigned barrier, unsigned rank) { barrier_arrive_remote(barrier, rank); }
 float load_remote(unsigned address, unsigned rank);
 
 // ---- wgmma

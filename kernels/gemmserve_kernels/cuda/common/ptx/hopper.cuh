@@ -42,13 +42,6 @@ GEMM_DEVICE void barrier_arrive_remote(Address barrier, unsigned rank) {
         "mbarrier.arrive.shared::cluster.b64 _, [remote]; }" ::"r"(barrier), "r"(rank) : "memory");
 }
 
-// The same where the other block's threads write, without the copy engine, what this thread has read, or the reverse.
-GEMM_DEVICE void barrier_arrive_in_cluster(Address barrier, unsigned rank) {
-    asm volatile(
-        "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1;\n\t"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote]; }" ::"r"(barrier), "r"(rank) : "memory");
-}
-
 GEMM_DEVICE void barrier_arrive_expecting(Address barrier, unsigned bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -57,16 +50,6 @@ GEMM_DEVICE void barrier_wait(Address barrier, unsigned parity) {
     asm volatile(
         "{ .reg .pred done;\n\t"
         "WAIT: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
-        "@done bra DONE;\n\t"
-        "bra WAIT;\n\t"
-        "DONE: }" ::"r"(barrier), "r"(parity) : "memory");
-}
-
-// For arrivals of all blocks of the cluster.
-GEMM_DEVICE void barrier_wait_in_cluster(Address barrier, unsigned parity) {
-    asm volatile(
-        "{ .reg .pred done;\n\t"
-        "WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n\t"
         "@done bra DONE;\n\t"
         "bra WAIT;\n\t"
         "DONE: }" ::"r"(barrier), "r"(parity) : "memory");
