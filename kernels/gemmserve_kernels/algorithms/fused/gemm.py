@@ -258,7 +258,11 @@ def _plan(
         "STAGES": str(tile.stages),
     }
     if tile.cluster:
-        shape |= {"CLUSTER": str(tile.cluster), "PREFETCH": flag(tile.prefetch)}
+        shape |= {
+            "CLUSTER": str(tile.cluster),
+            "PREFETCH": flag(tile.prefetch),
+            "ALTERNATE": flag(tile.alternate),
+        }
     access = {
         "CONJUGATE_A": flag(operands.conjugate_a),
         "CONJUGATE_B": flag(operands.conjugate_b),

@@ -25,6 +25,8 @@ CLUSTERS: Final = (1, 2, 4)
 """Blocks of a cluster of cuda/fused/fused_cluster.cu."""
 PREFETCH = True
 """Whether producers of clusters ask for numbers ahead, by copies to shared memory; else they read them when they split."""
+ALTERNATE = True
+"""Whether both warpgroups of a cluster's block take the tensor cores in turns."""
 _CLUSTER_STAGES: Final = (2, 3)
 """Stages of a cluster's block, of half a chunk each."""
 _CLUSTERS_RESIDENT: Final = {1: 1.0, 2: 1.0, 4: 0.97}
@@ -63,7 +65,8 @@ class FusedTile:
     """The part of a product that one block computes: 64 x 64 or 128 x 64 elements over some chunks of k.
 
     `cluster`: blocks that share rows of tiles of 128 x 64 (cuda/fused/fused_cluster.cu); 0: none do, and other kernels
-    compute it. `prefetch`: whether its producers ask for numbers ahead.
+    compute it. `prefetch`: whether its producers ask for numbers ahead. `alternate`: whether both warpgroups that
+    multiply take the tensor cores in turns.
 
     `block_m`: its rows. `split_k`: parts of k, each a number of whole chunks; `together`: those whose sums one block
     adds up, before one adds up theirs. `raster`: rows of tiles walked together. `promote`: steps of k between
@@ -79,6 +82,7 @@ class FusedTile:
     stages: int = 2
     cluster: int = 0
     prefetch: bool = False
+    alternate: bool = False
 
     @property
     def tall(self) -> bool:
@@ -182,7 +186,7 @@ def _cluster_tile(config: GemmConfig, tile: FusedTile, spec: DeviceSpec) -> Fuse
     """Return the tile of a cluster's blocks, which never cut k. Raises ConfigInfeasible."""
     found = {name: getattr(config, name) for name in ("cluster", "raster", "promote", "stages")}
     found = {"stages": _CLUSTER_STAGES[-1], **{name: value for name, value in found.items() if value is not None}}
-    tile = replace(tile, block_m=TALL, prefetch=PREFETCH, **found)
+    tile = replace(tile, block_m=TALL, prefetch=PREFETCH, alternate=ALTERNATE, **found)
     if tile.cluster not in CLUSTERS:
         raise ConfigInfeasible(f"cluster: the fused kernel has {', '.join(map(str, CLUSTERS))}, not {tile.cluster}")
     for name, value, allowed in (

@@ -41,10 +41,11 @@ class Producer {
             const int steps = cursor.steps.count;
             if (has_rows) {
 #pragma unroll 1
-                for (int task = first_task(); task < Config::OWN_A; task += Config::PRODUCER_WARPS) {
+                for (int round = 0; round < ROUNDS; ++round) {
+                    const int task = first_task() + round * Config::PRODUCER_WARPS;
                     OperandA::Share held;
                     take<true>(held, cursor, task);
-                    if (task + Config::PRODUCER_WARPS < Config::OWN_A) {
+                    if (round + 1 < ROUNDS) {
                         request<true>(cursor, task + Config::PRODUCER_WARPS);
                     } else {
                         request<false>(cursor, warp);
@@ -68,6 +69,7 @@ class Producer {
     }
 
   private:
+    static constexpr int ROUNDS = (Config::OWN_A + Config::PRODUCER_WARPS - 1) / Config::PRODUCER_WARPS;
     const FusedParams& params;
     const Pipeline& pipeline;
     int warp;
@@ -134,7 +136,8 @@ class Producer {
         constexpr int PAIR = OF_A ? Config::PAIR_A : Config::PAIR_B;
         const int of_all = OF_A ? static_cast<int>(rank_of_block()) * Config::OWN_A + task : task;
         const int lane = thread_again() & 31;
-        unsigned char* const rows = pipeline.stage(turn) + (OF_A ? 0 : Config::SIDE_A) + of_all * Config::TASK_BYTES;
+        unsigned char* const rows =
+            pipeline.stage(turn) + (OF_A ? of_all * Config::TASK_A : Config::SIDE_A + of_all * Config::TASK_B);
         TaskKnown& known = known_of(pipeline, chunks)[(OF_A ? 0 : Config::TASKS_A) + of_all];
         barrier_wait(pipeline.emptied(turn), turn.parity);
         operand.template write<HALF, PAIR>(planes, rows);
@@ -144,15 +147,14 @@ class Producer {
         if constexpr (OF_A && Config::CLUSTER > 1) {
             if (lane < Config::CLUSTER - 1) {
                 const unsigned to = (rank_of_block() + 1 + lane) % Config::CLUSTER;
-                const Address from = shared_address(rows), told = pipeline.filled(turn);
-                copy_to_block(from, Config::TASK_BYTES, told, to);
-                copy_to_block(from + PAIR, Config::TASK_BYTES, told, to);
+                const Address told = pipeline.filled(turn);
+                copy_to_block(shared_address(rows), Config::TASK_A, told, to);
                 if constexpr (HALF == 0) copy_to_block(shared_address(&known), Config::RECORD, told, to);
             }
         }
         if (lane == 0) {
             constexpr int COMING =
-                (Config::TASKS_A - Config::OWN_A) * (2 * Config::TASK_BYTES + (HALF == 0 ? Config::RECORD : 0));
+                (Config::TASKS_A - Config::OWN_A) * (Config::TASK_A + (HALF == 0 ? Config::RECORD : 0));
             if (!OF_A && Config::CLUSTER > 1 && warp == 0) {
                 barrier_arrive_expecting(pipeline.filled(turn), COMING);
             } else {
@@ -241,6 +243,7 @@ GEMM_DEVICE void consume(const FusedParams& params, const Pipeline& pipeline, in
     const GemmParams& gemm = params.gemm;
     const GroupMultiply multiply(thread, group);
     Meeting meeting{pipeline.together + group * static_cast<int>(sizeof(Barrier))};
+    Turns turns(pipeline.together + 2 * static_cast<int>(sizeof(Barrier)), group);
     Turn turn;
     unsigned chunks = 0;
     unsigned number = first_item();
@@ -254,12 +257,20 @@ GEMM_DEVICE void consume(const FusedParams& params, const Pipeline& pipeline, in
             barrier_wait(pipeline.filled(turn), turn.parity);
             const bool planes = are_served(
                 known + group * (Config::TASKS_A / 2), known + Config::TASKS_A, steps, thread % 32);
-            if (planes) multiply.from_planes<0>(sums, of_all_lanes(shared_address(pipeline.stage(turn))), known, steps);
+            if (planes) {
+                multiply.from_planes<0>(
+                    sums, of_all_lanes(shared_address(pipeline.stage(turn))), known, steps, turns, thread);
+            } else {
+                for (int i = GroupMultiply::turns_of<0>(steps) + GroupMultiply::turns_of<1>(steps); i > 0; --i) {
+                    turns.forgo(thread);
+                }
+            }
             leave(pipeline, turn, thread);
             turn.next();
             barrier_wait(pipeline.filled(turn), turn.parity);
             if (planes) {
-                multiply.from_planes<1>(sums, of_all_lanes(shared_address(pipeline.stage(turn))), known, steps);
+                multiply.from_planes<1>(
+                    sums, of_all_lanes(shared_address(pipeline.stage(turn))), known, steps, turns, thread);
             } else {
                 served = false;
                 add_numbers(params, pipeline, sums, multiply, item, chunk, meeting, group, thread);
@@ -296,7 +307,7 @@ GEMM_DEVICE void consume(const FusedParams& params, const Pipeline& pipeline, in
 
 extern "C" __global__ void GEMM_CLUSTER_ATTRIBUTE __launch_bounds__(GEMM_THREADS, 1) fused_cluster(FusedParams params) {
     GEMM_DYNAMIC_SHARED(dynamic);
-    __shared__ __align__(8) Barrier full[Config::STAGES], empty[Config::STAGES], together[2];
+    __shared__ __align__(8) Barrier full[Config::STAGES], empty[Config::STAGES], together[4];
     static_assert(Config::THREADS == GEMM_THREADS, "the host counts the threads the same way");
     static_assert(Config::SHARED_BYTES == GEMM_SHARED_BYTES, "the host counts the bytes the same way");
     const Pipeline pipeline{
@@ -307,7 +318,8 @@ extern "C" __global__ void GEMM_CLUSTER_ATTRIBUTE __launch_bounds__(GEMM_THREADS
             barrier_init(shared_address(&full[i]), Config::OWN_A + Config::TASKS_B);
             barrier_init(shared_address(&empty[i]), Config::CONSUMER_WARPS * Config::CLUSTER);
         }
-        for (int group = 0; group < 2; ++group) barrier_init(shared_address(&together[group]), Config::CONSUMER_WARPS / 2);
+        // Of warpgroups that meet, and of their turns.
+        for (int i = 0; i < 4; ++i) barrier_init(shared_address(&together[i]), Config::CONSUMER_WARPS / 2);
         barrier_init_fence();
     }
     __syncthreads();

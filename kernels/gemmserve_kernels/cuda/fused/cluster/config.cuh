@@ -3,7 +3,9 @@
 
 struct Config {
     static constexpr int CLUSTER = GEMM_CLUSTER;  // blocks that share rows of op(A)
-    static constexpr bool PREFETCH = GEMM_PREFETCH, TALL = false;
+    static constexpr bool PREFETCH = GEMM_PREFETCH;  // producers ask for numbers ahead
+    static constexpr bool ALTERNATE = GEMM_ALTERNATE;  // warpgroups of consumers take the tensor cores in turns
+    static constexpr bool TALL = false;
     static constexpr int BLOCK_M = 128, BLOCK_N = 64;
     static constexpr int VECTORS = 64;  // rows of a warpgroup of consumers, and columns: what is judged together
     static constexpr int CHUNK = 64;    // steps of k that have their own scales, at most
@@ -15,11 +17,12 @@ struct Config {
     // A warp of producers splits so many vectors of a chunk at once. Of those of A each block has its share.
     static constexpr int TASK = 8, TASKS_A = BLOCK_M / TASK, OWN_A = TASKS_A / CLUSTER, TASKS_B = BLOCK_N / TASK;
     static constexpr int PLANES = 4;
-    // Planes lie in pairs: a row has the high parts of a vector's 32 steps and then the low ones. Those of A are re and im.
-    // Those of B are -im, re, im, one behind the other, so that one instruction multiplies two of them (multiply.cuh).
+    // Planes lie in pairs: a row has the high parts of a vector's 32 steps and then the low ones. Those of A are re and im of
+    // eight rows, which are copied at once, then of the next eight. Those of B are -im, re, im of all columns, one behind
+    // the other, so that one instruction multiplies two of them (multiply.cuh).
     static constexpr int ROW = 2 * HALF * 2, LOW = HALF * 2;
-    static constexpr int PAIR_A = BLOCK_M * ROW, PAIR_B = BLOCK_N * ROW, TASK_BYTES = TASK * ROW;
-    static constexpr int SIDE_A = 2 * PAIR_A, STAGE_BYTES = SIDE_A + 3 * PAIR_B;
+    static constexpr int PAIR_A = TASK * ROW, TASK_A = 2 * PAIR_A, SIDE_A = TASKS_A * TASK_A;
+    static constexpr int PAIR_B = BLOCK_N * ROW, TASK_B = TASK * ROW, STAGE_BYTES = SIDE_A + 3 * PAIR_B;
     static constexpr int ALIGNMENT = 1024;  // of planes
     // Behind the stages: what is known of the vectors of two chunks; numbers as they are, of each warp of producers and, a few
     // steps of both operands at a time, of each warpgroup of consumers.
