@@ -24,13 +24,13 @@ COLUMN_THREADS: Final = 128
 CLUSTERS: Final = (1, 2, 4)
 """Blocks of a cluster of cuda/fused/fused_cluster.cu."""
 PREFETCH = True
-"""Whether producers of clusters ask for numbers ahead, by copies to shared memory; else they read them when they split."""
+"""Whether producers of clusters ask for numbers ahead, by copies to shared memory; else they read what they split."""
 ALTERNATE = True
 """Whether both warpgroups of a cluster's block take the tensor cores in turns."""
 _CLUSTER_STAGES: Final = (2, 3)
 """Stages of a cluster's block, of half a chunk each."""
 _CLUSTERS_RESIDENT: Final = {1: 1.0, 2: 1.0, 4: 0.97}
-"""Share of the multiprocessors that clusters of a size fill: GPCs of 18 have two left over where a cluster is of four."""
+"""Share of the multiprocessors that clusters of a size fill: a GPC of 18 has two left over where clusters are of 4."""
 _CONSUMERS: Final = 256
 """Threads that multiply."""
 _SLOT_BYTES: Final = _CONSUMERS // 32 * 16 * (CHUNK * 8 + 32)
@@ -152,6 +152,7 @@ def choose_tile(config: GemmConfig | None, shape: tuple[int, int, int, int], spe
     Skinny products have tall tiles; clusters are had on request.
     """
     batch, m, n, k = shape
+    # Batches of 128 to 512 rows would take a cluster here: `_cluster_tile` says what it needs.
     tile = FusedTile(block_m=TALL if is_skinny(m, n) else BLOCK, promote=_promotion(shape, spec))
     asked = None
     if config is not None:
