@@ -106,22 +106,25 @@ struct TaskOperand : ChunkOperand<ALONG_K_, VECTOR, CONJUGATE, TURNED> {
     // Writes half HALF of the chunk; `rows`: of the task in the first pair of a stage's planes.
     template <int HALF, int PAIR>
     GEMM_DEVICE void write(const Planes& planes, unsigned char* rows) const {
+        // Where unit_at has the lane's first unit. From there to others, and to the next vector, single bits change.
+        const int first = unit_at(this->first_vector, 4 * this->half + this->t);
+        constexpr int NEXT_SLICE = 32, NEXT_ROW = 16;
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
 #pragma unroll
             for (int i = 0; i < UNITS / 2; ++i) {
-                const int u = HALF * (UNITS / 2) + i, slice = ALONG_K ? i : this->half;
-                const Parts& part = planes.at[v][u];
-                const auto to = [&](int pair, int low) -> Vector<unsigned, 2>& {
-                    const int at = unit_at(this->first_vector + v, 4 * slice + this->t + 8 * low);
-                    return *reinterpret_cast<Vector<unsigned, 2>*>(rows + at + pair * PAIR);
-                };
 #pragma unroll
                 for (int low = 0; low < 2; ++low) {
+                    const int change = i * NEXT_SLICE + low * Config::LOW + v * NEXT_ROW;
+                    unsigned char* const to = rows + (first ^ change) + v * Config::ROW;
+                    const Parts& part = planes.at[v][HALF * (UNITS / 2) + i];
                     const auto &re = part[2 * low], &im = part[2 * low + 1];
-                    to(TURNED ? 1 : 0, low) = re;
-                    to(TURNED ? 2 : 1, low) = im;
-                    if constexpr (TURNED) to(0, low) = {im.at[0] ^ 0x80008000u, im.at[1] ^ 0x80008000u};
+                    using Unit = Vector<unsigned, 2>;
+                    *reinterpret_cast<Unit*>(to + (TURNED ? PAIR : 0)) = re;
+                    *reinterpret_cast<Unit*>(to + (TURNED ? 2 * PAIR : PAIR)) = im;
+                    if constexpr (TURNED) {
+                        *reinterpret_cast<Unit*>(to) = {im.at[0] ^ 0x80008000u, im.at[1] ^ 0x80008000u};
+                    }
                 }
             }
         }
