@@ -22,7 +22,8 @@ class GemmConfig:
     product that one block computes, and how many steps of k a stage holds. `warp_m`, `warp_n`: the part of that tile
     that one warp computes (`mma`, `mfma`). `thread_m`, `thread_n`: the part in one thread's registers (`simt`).
     `instruction_k`: steps of k of one matrix instruction (`mma`, `gram`). `stages`: buffers of shared memory.
-    `split_k`: parts that k is cut into. `cluster`: blocks that share operands by multicast (`wgmma`, `ozaki`).
+    `split_k`: parts that k is cut into. `cluster`: blocks that share operands by multicast (`wgmma`, `ozaki`), or
+    the float16 planes of their rows, each making a share of them (`fused`).
     `raster`: rows of tiles walked together for the cache's sake. `promote`: steps of k between promotions of the tensor
     core's partial sums. `rounding_big`, `rounding_small`: how parts become TF32, of `ROUNDINGS` (`mma`). `moduli`:
     residues (`ozaki`). `outliers`: elements of a row or column that are multiplied apart, at most; 0: none (`ozaki`).

@@ -29,7 +29,7 @@ def _module(
     return compile_source(source.text, warp_size=warp_size, checked=checked, compiler=compiler, optimize=optimize)
 
 
-_CLUSTERED = ("wgmma_gemm", "wgmma_reduce", "ozaki_multiply")
+_CLUSTERED = ("wgmma_gemm", "wgmma_reduce", "ozaki_multiply", "fused_cluster")
 
 
 def _cluster(source: KernelSource, entry: str) -> int:

@@ -5,8 +5,10 @@ multiplies those: no pre-pass writes planes to memory and reads them again. That
 rows, single products of some hundred, skinny products, and products of few rows and columns over a long k spend their
 time on. Of skinny products the matrix that is large lies along the rows of tall tiles (cuda/fused/fused_tall.cu): it is
 read once for every 64 columns and split in registers, from which it is multiplied. The other one, which all tiles
-share, has its planes made by a launch before (cuda/fused/fused_columns.cu). Parts of k that several blocks have
-are added up by the last of them to come, always in the same order, so that results have the same bits on every run.
+share, has its planes made by a launch before (cuda/fused/fused_columns.cu). On request (`GemmConfig.cluster`) the
+blocks of a cluster make the planes of their rows together (cuda/fused/fused_cluster.cu), with the same bits. Parts of k
+that several blocks have are added up by the last of them to come, always in the same order, so that results have the
+same bits on every run.
 
 What keeps it as accurate as float32. k is cut into chunks of at most 64 steps, alike but for two. Each chunk of a
 vector (a row of op(A), a column of op(B)) has its own power of two, by which it is scaled to a largest part in
@@ -63,7 +65,7 @@ _WORD: Final = 4
 
 @device_struct("fused/params.cuh")
 class FusedParams(ctypes.Structure):
-    """Arguments of fused_gemm, fused_tall and fused_columns."""
+    """Arguments of fused_gemm, fused_cluster, fused_tall and fused_columns."""
 
 
 def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
@@ -114,7 +116,8 @@ def run_gemm(
     most = plan.most
     sums = _Sums.of(launcher, plan)
     images = launcher.empty((most // plan.tiles * plan.columns_bytes,), np.dtype(np.uint8)) if tile.tall else None
-    resident = min(launcher.max_grid, launcher.spec.sm_count)
+    blocks = max(1, tile.cluster)
+    resident = min(launcher.max_grid // blocks, tile.resident(launcher.spec))
     done = 0
     for piece, tiles in plan.pieces:
         params = FusedParams.from_buffer_copy(piece)
@@ -123,8 +126,8 @@ def run_gemm(
         for first in range(0, tiles, most):
             params.gemm.first_tile = first
             params.items = min(most, tiles - first) * tile.split_k
-            grid = min(params.items, resident)
-            params.step_matrices, params.step_tiles = divmod(grid, plan.tiles)
+            takers = min(params.items, resident)
+            params.step_matrices, params.step_tiles = divmod(takers, plan.tiles)
             if sums is not None:
                 params.partial, params.grouped, params.arrivals = sums.places(launcher, done + first)
             if plan.columns is not None:
@@ -145,7 +148,7 @@ def run_gemm(
             launcher.launch(
                 plan.source,
                 plan.source.name,
-                grid=grid,
+                grid=takers * blocks,
                 block=tile.threads,
                 shared=tile.shared_bytes,
                 params=params,
@@ -255,6 +258,12 @@ def _plan(
         "PROMOTE": str(tile.promote),
         "STAGES": str(tile.stages),
     }
+    if tile.cluster:
+        shape |= {
+            "CLUSTER": str(tile.cluster),
+            "PREFETCH": flag(tile.prefetch),
+            "ALTERNATE": flag(tile.alternate),
+        }
     access = {
         "CONJUGATE_A": flag(operands.conjugate_a),
         "CONJUGATE_B": flag(operands.conjugate_b),
@@ -266,7 +275,7 @@ def _plan(
         columns = KernelSource("fused_columns", tuple({**shape, **own, "THREADS": str(COLUMN_THREADS)}.items()))
         del access["VECTOR_B"]
     source = KernelSource(
-        "fused_tall" if tile.tall else "fused_gemm",
+        tile.kernel,
         tuple(
             {
                 "TYPE_C": TYPES[c.dtype.name],
@@ -282,7 +291,7 @@ def _plan(
     conjugates = (operands.conjugate_a, operands.conjugate_b)
     pieces = []
     for _, inner, views in launches(problem.batch_shape, [operands.a, operands.b, c_view, d_view]):
-        gemm, tiles = gemm_params(problem, views, (m, n), (tile.block_m, BLOCK), inner, conjugates)
+        gemm, tiles = gemm_params(problem, views, (m, n), (tile.block_m, tile.block_n), inner, conjugates)
         params = FusedParams(
             gemm=gemm,
             own_columns=any(gemm.b.batch_stride),

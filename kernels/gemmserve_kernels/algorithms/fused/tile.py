@@ -21,10 +21,24 @@ TALL: Final = 128
 """Rows of a tile of cuda/fused/fused_tall.cu."""
 COLUMN_THREADS: Final = 128
 """Threads of a block that makes planes of a tall tile's columns."""
+CLUSTERS: Final = (1, 2, 4)
+"""Blocks of a cluster of cuda/fused/fused_cluster.cu."""
+PREFETCH = True
+"""Whether producers of clusters ask for numbers ahead, by copies to shared memory; else they read what they split."""
+ALTERNATE = True
+"""Whether both warpgroups of a cluster's block take the tensor cores in turns."""
+_CLUSTER_STAGES: Final = (2, 3)
+"""Stages of a cluster's block, of half a chunk each."""
+_CLUSTERS_RESIDENT: Final = {1: 1.0, 2: 1.0, 4: 0.97}
+"""Share of the multiprocessors that clusters of a size fill: a GPC of 18 has two left over where clusters are of 4."""
 _CONSUMERS: Final = 256
 """Threads that multiply."""
 _SLOT_BYTES: Final = _CONSUMERS // 32 * 16 * (CHUNK * 8 + 32)
 _FEW_BYTES: Final = _CONSUMERS // 32 * 4 * BLOCK * 8
+_TASK: Final = 8
+"""Vectors that a warp of a cluster's producers splits at once."""
+_RECORD_BYTES: Final = 64
+_FEW_STEPS: Final = 8
 _NUMBERS_BYTES: Final = 2 * BLOCK * CHUNK * 8
 """A chunk of both operands as they are."""
 _ALIGNMENT: Final = 1024
@@ -32,7 +46,7 @@ _STATIC: Final = 256
 """Bytes of shared memory for barriers, at most."""
 _RESERVED: Final = 1024
 """Bytes of shared memory that the system keeps of each block (CUDA C++ programming guide)."""
-_FIELDS: Final = ("block_m", "split_k", "raster", "promote", "stages")
+_FIELDS: Final = ("block_m", "split_k", "raster", "promote", "stages", "cluster")
 _MOST_SPLITS: Final = 132
 _FEW: Final = 4
 """Splits that one block adds up without another step between."""
@@ -50,9 +64,14 @@ takes from 32 steps is less of data of one sign: the worst elements of 128 x 128
 class FusedTile:
     """The part of a product that one block computes: 64 x 64 or 128 x 64 elements over some chunks of k.
 
+    `cluster`: blocks that share rows of tiles of 128 x 64 (cuda/fused/fused_cluster.cu); 0: none do, and other kernels
+    compute it. `prefetch`: whether its producers ask for numbers ahead. `alternate`: whether both warpgroups that
+    multiply take the tensor cores in turns.
+
     `block_m`: its rows. `split_k`: parts of k, each a number of whole chunks; `together`: those whose sums one block
     adds up, before one adds up theirs. `raster`: rows of tiles walked together. `promote`: steps of k between
-    promotions, of tall tiles up to all of a chunk. `stages`: chunks in shared memory.
+    promotions, of tall tiles up to all of a chunk. `stages`: chunks in shared memory, of clusters halves of
+    one.
     """
 
     block_m: int = BLOCK
@@ -61,20 +80,33 @@ class FusedTile:
     raster: int = 8
     promote: int = 16
     stages: int = 2
+    cluster: int = 0
+    prefetch: bool = False
+    alternate: bool = False
 
     @property
     def tall(self) -> bool:
         """Whether rows of op(A) go through registers."""
-        return self.block_m == TALL
+        return self.block_m == TALL and not self.cluster
+
+    @property
+    def kernel(self) -> str:
+        """The kernel that computes it."""
+        return "fused_cluster" if self.cluster else "fused_tall" if self.tall else "fused_gemm"
 
     @property
     def threads(self) -> int:
         """Threads of a block: those that multiply, and those that bring what they multiply."""
-        return _CONSUMERS + (128 if self.tall else 512 + 128)
+        return _CONSUMERS + (256 if self.cluster else 128 if self.tall else 512 + 128)
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: Config::SHARED_BYTES in cuda/fused/config.cuh."""
+        """Dynamic shared memory of a block: Config::SHARED_BYTES in cuda/fused/config.cuh, or cluster/config.cuh."""
+        if self.cluster:
+            stage = (2 * TALL + 3 * BLOCK) * CHUNK * 2
+            known, few = 2 * (TALL + BLOCK) // _TASK * _RECORD_BYTES, 2 * 2 * _FEW_STEPS * BLOCK * 8
+            slots = 8 * _TASK * CHUNK * 8 if self.prefetch else 0
+            return self.stages * stage + known + slots + few + _ALIGNMENT - 16
         rest = self.stages * _SLOT_BYTES + _FEW_BYTES if self.tall else _NUMBERS_BYTES
         return self.stages * self.stage_bytes + rest + _ALIGNMENT - 16
 
@@ -89,6 +121,16 @@ class FusedTile:
     def tile_bytes(self) -> int:
         """Sums of a block that are added up with those of others."""
         return self.block_m * BLOCK * 8
+
+    @property
+    def block_n(self) -> int:
+        """Columns of what blocks take in turns: those of a cluster together."""
+        return BLOCK * max(1, self.cluster)
+
+    def resident(self, spec: DeviceSpec) -> int:
+        """Return how many such are computed at a time at most, by a block or a cluster each."""
+        share = _CLUSTERS_RESIDENT[self.cluster] if self.cluster else 1.0
+        return max(1, int(spec.sm_count * share) // max(1, self.cluster))
 
     def tiles(self, m: int, n: int) -> int:
         """Tiles of a matrix of the product: a tall one lies along the longer side."""
@@ -107,13 +149,16 @@ def chunks(k: int) -> int:
 def choose_tile(config: GemmConfig | None, shape: tuple[int, int, int, int], spec: DeviceSpec) -> FusedTile:
     """The tile for `shape` = (batch, m, n, k): what `config` asks for, the rest chosen. Raises ConfigInfeasible.
 
-    Skinny products have tall tiles.
+    Skinny products have tall tiles; clusters are had on request.
     """
     batch, m, n, k = shape
+    # Batches of 128 to 512 rows would take a cluster here: `_cluster_tile` says what it needs.
     tile = FusedTile(block_m=TALL if is_skinny(m, n) else BLOCK, promote=_promotion(shape, spec))
     asked = None
     if config is not None:
         config.only("fused", _FIELDS)
+        if config.cluster is not None:
+            return _cluster_tile(config, tile, spec)
         asked = config.split_k
         found = {name: getattr(config, name) for name in ("block_m", "raster", "promote", "stages")}
         tile = replace(tile, **{name: value for name, value in found.items() if value is not None})
@@ -136,6 +181,27 @@ def choose_tile(config: GemmConfig | None, shape: tuple[int, int, int, int], spe
     splits = -(-most // -(-most // splits))  # as many as have chunks
     together = splits if splits <= _FEW else math.isqrt(splits - 1) + 1
     return replace(tile, split_k=splits, together=together)
+
+
+def _cluster_tile(config: GemmConfig, tile: FusedTile, spec: DeviceSpec) -> FusedTile:
+    """Return the tile of a cluster's blocks, which never cut k. Raises ConfigInfeasible."""
+    found = {name: getattr(config, name) for name in ("cluster", "raster", "promote", "stages")}
+    found = {"stages": _CLUSTER_STAGES[-1], **{name: value for name, value in found.items() if value is not None}}
+    tile = replace(tile, block_m=TALL, prefetch=PREFETCH, alternate=ALTERNATE, **found)
+    if tile.cluster not in CLUSTERS:
+        raise ConfigInfeasible(f"cluster: the fused kernel has {', '.join(map(str, CLUSTERS))}, not {tile.cluster}")
+    for name, value, allowed in (
+        ("block_m", config.block_m, (None, TALL)),
+        ("split_k", config.split_k, (None, 1)),
+        ("promote", tile.promote, (16, 32)),
+        ("stages", tile.stages, _CLUSTER_STAGES),
+    ):
+        if value not in allowed:
+            some = " or ".join(str(each) for each in allowed if each is not None)
+            raise ConfigInfeasible(f"{name}: {some} of clusters, not {value}")
+    if tile.shared_bytes + _STATIC + _RESERVED > spec.shared_per_sm:
+        raise ConfigInfeasible(f"cluster: its blocks take {tile.shared_bytes} bytes, which {spec.name} lacks")
+    return tile
 
 
 def _promotion(shape: tuple[int, int, int, int], spec: DeviceSpec) -> int:

@@ -3,7 +3,11 @@
 
 #include "../common/numbers/types.cuh"
 
+#if defined(GEMM_CLUSTER)
+#include "cluster/config.cuh"
+#else
 struct Config {
+    static constexpr int CLUSTER = 1;
     static constexpr int BLOCK_M = GEMM_BLOCK_M, BLOCK_N = 64;
     static constexpr bool TALL = BLOCK_M == 128;  // rows of op(A) go through registers: fused_tall.cu
     static constexpr int VECTORS = 64;  // of an operand that has planes in shared memory
@@ -48,3 +52,4 @@ struct Config {
     static_assert(PROMOTE == 16 || PROMOTE == 32 || (TALL && PROMOTE == CHUNK), "whole instructions, halves, chunks");
     static_assert(PRODUCER_WARPS <= 16 && IMAGE_BYTES % 16 == 0, "doubts of so many warps");
 };
+#endif

@@ -43,6 +43,10 @@ GEMM_DEVICE void arrive(Address barrier, int thread) {
     if (thread % 32 == 0) barrier_arrive(barrier);
 }
 
+// Blocks take items in turns, those of a cluster neighbours along n: the first one, and from one to the next.
+GEMM_DEVICE unsigned first_item() { return blockIdx.x / Config::CLUSTER; }
+GEMM_DEVICE unsigned next_item() { return gridDim.x / Config::CLUSTER; }
+
 // A tile of a matrix by its number there, in the order of `tile_of`: its row of tiles is the remainder.
 GEMM_DEVICE Quotient tile_of_matrix(Long number, Long tiles_m, Long tiles_n) {
     if (tiles_m <= GEMM_RASTER) return divide(number, tiles_m);
@@ -86,8 +90,12 @@ struct Item {
     }
 
     GEMM_DEVICE Long row() const { return static_cast<Long>(tile_m) * Config::BLOCK_M; }
-    GEMM_DEVICE Long column() const { return static_cast<Long>(tile_n) * Config::BLOCK_N; }
-    // Rows and columns that lie inside the matrix.
+    GEMM_DEVICE Long column() const {
+        Long tile = tile_n;
+        if constexpr (Config::CLUSTER > 1) tile = tile * Config::CLUSTER + cluster_rank();
+        return tile * Config::BLOCK_N;
+    }
+    // Rows and columns that lie inside the matrix: of a cluster's last blocks maybe none, or fewer.
     GEMM_DEVICE int rows(const GemmParams& gemm) const {
         return static_cast<int>(gemm.m - row() < Config::BLOCK_M ? gemm.m - row() : Config::BLOCK_M);
     }
@@ -181,7 +189,7 @@ struct Cursor {
     Steps steps;
 
     GEMM_DEVICE explicit Cursor(const FusedParams& params)
-        : number(blockIdx.x), item(params, number), chunks(params, item), steps(params, chunks.next) {}
+        : number(first_item()), item(params, number), chunks(params, item), steps(params, chunks.next) {}
     GEMM_DEVICE Cursor(const FusedParams& params, const Item& item, int chunk)
         : item(item), chunks(params, item), steps(params, chunk) {
         chunks.next = chunk;
@@ -192,8 +200,8 @@ struct Cursor {
             steps.next(params, chunks.next);
             return true;
         }
-        if (gridDim.x >= params.items - number) return false;
-        number += gridDim.x;
+        if (next_item() >= params.items - number) return false;
+        number += next_item();
         item.next(params, number);
         chunks = Chunks(params, item);
         steps = Steps(params, chunks.next);

@@ -234,18 +234,11 @@ struct ChunkOperand {
             const int vector = first_vector + round * OF_WARP + v;
             small[v] = split_vector(held[v], scale_of(most[v]).down(), vector, planes);
         }
-        // Counts of two vectors, all in one word; of one vector, still in two halves.
-        unsigned all = small[0];
-        if constexpr (VECTORS == 2) all = __byte_perm(small[0], small[1], 0x5410) + __byte_perm(small[0], small[1], 0x7632);
-        all = over_lanes(all, [](unsigned l, unsigned r) { return l + r; });
-        // Now all lanes of a vector know the same: of two, those of the upper steps go on with the second one.
-        const int own = VECTORS == 2 ? half : 0;
-        all = VECTORS == 2 ? all >> 16 * own : all + (all >> 16);
-        const VectorScale scale = scale_of(own == 0 ? most[0] : most[VECTORS - 1]);
-        const VectorCounts known(static_cast<int>(all & 0xffu), static_cast<int>(all >> 8 & 0xffu), steps);
+        const VectorCounts known = counts_of(small, steps);
+        const VectorScale scale = own_scale(most);
         if (t == 0) {
-            scales[first_vector + round * OF_WARP + own] = scale.up();
-            counts[first_vector + round * OF_WARP + own] = known.word(scale);
+            scales[first_vector + round * OF_WARP + own_vector()] = scale.up();
+            counts[first_vector + round * OF_WARP + own_vector()] = known.word(scale);
         }
         return known.promise(scale, steps);
     }
@@ -263,7 +256,7 @@ struct ChunkOperand {
         }
     }
 
-  private:
+  protected:
     template <bool WHOLE>
     static GEMM_DEVICE void read(
         Value (&to)[VECTORS][UNITS][4], const Value* from, int vectors, int steps, const Long& vector_stride,
@@ -334,6 +327,43 @@ struct ChunkOperand {
                vector / Config::TURNED * (Config::TURNED_PLANES * Config::TURNED_PLANE);
     }
 
+    // Of a lane's two vectors the lanes of the upper steps go on with the second one, once all know the same.
+    GEMM_DEVICE int own_vector() const { return VECTORS == 2 ? half : 0; }
+    GEMM_DEVICE VectorScale own_scale(const unsigned (&most)[VECTORS]) const {
+        return scale_of(own_vector() == 0 ? most[0] : most[VECTORS - 1]);
+    }
+    // The counts of the vector that a lane goes on with, from what `split_vector` has returned.
+    GEMM_DEVICE VectorCounts counts_of(const unsigned (&small)[VECTORS], int steps) const {
+        // Of two vectors all in one word; of one vector still in two halves.
+        unsigned all = small[0];
+        if constexpr (VECTORS == 2) all = __byte_perm(small[0], small[1], 0x5410) + __byte_perm(small[0], small[1], 0x7632);
+        all = over_lanes(all, [](unsigned l, unsigned r) { return l + r; });
+        all = VECTORS == 2 ? all >> 16 * own_vector() : all + (all >> 16);
+        return VectorCounts(static_cast<int>(all & 0xffu), static_cast<int>(all >> 8 & 0xffu), steps);
+    }
+
+    // A unit of every plane: eight bytes.
+    using Parts = Vector<unsigned, 2>[Config::PLANES];
+
+    // Splits a unit, and counts what is not large.
+    static GEMM_DEVICE void split_unit(
+        Parts& part, const Value (&x)[4], float down, unsigned& small_re, unsigned& small_im) {
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+            const Value &first = x[2 * pair], &second = x[2 * pair + 1];
+            part[0].at[pair] = pack_halves(first.re * down, second.re * down);
+            part[1].at[pair] = pack_halves(first.im * down, second.im * down);
+            part[2].at[pair] = rest_of(first.re, second.re, down, part[0].at[pair]);
+            part[3].at[pair] = rest_of(first.im, second.im, down, part[1].at[pair]);
+            count_small(small_re, part[0].at[pair]);
+            count_small(small_im, part[1].at[pair]);
+            if constexpr (CONJUGATE) {
+                part[1].at[pair] ^= 0x80008000u;
+                part[3].at[pair] ^= 0x80008000u;
+            }
+        }
+    }
+
     // Splits the lane's share of a vector. Returns how many real parts are not large, in the next 8 bits how many imaginary
     // ones, and in the upper half the same of others.
     GEMM_DEVICE unsigned split_vector(
@@ -341,21 +371,8 @@ struct ChunkOperand {
         unsigned small_re = NONE_SMALL, small_im = NONE_SMALL;
 #pragma unroll
         for (int u = 0; u < UNITS; ++u) {
-            Vector<unsigned, 2> part[Config::PLANES];
-#pragma unroll
-            for (int pair = 0; pair < 2; ++pair) {
-                const Value &first = x[u][2 * pair], &second = x[u][2 * pair + 1];
-                part[0].at[pair] = pack_halves(first.re * down, second.re * down);
-                part[1].at[pair] = pack_halves(first.im * down, second.im * down);
-                part[2].at[pair] = rest_of(first.re, second.re, down, part[0].at[pair]);
-                part[3].at[pair] = rest_of(first.im, second.im, down, part[1].at[pair]);
-                count_small(small_re, part[0].at[pair]);
-                count_small(small_im, part[1].at[pair]);
-                if constexpr (CONJUGATE) {
-                    part[1].at[pair] ^= 0x80008000u;
-                    part[3].at[pair] ^= 0x80008000u;
-                }
-            }
+            Parts part;
+            split_unit(part, x[u], down, small_re, small_im);
             const auto write = [&](int plane, const Vector<unsigned, 2>& part) {
                 constexpr int PLANE = TURNED ? Config::TURNED_PLANE : Config::PLANE;
                 *reinterpret_cast<Vector<unsigned, 2>*>(planes + at(vector, 4 * step_of(u) + t) + plane * PLANE) = part;

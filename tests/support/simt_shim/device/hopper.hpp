@@ -38,6 +38,8 @@ struct Map {
 // `mask`: blocks of the cluster that get it; 0 for the own one alone.
 void copy_box(unsigned target, const Map& map, const int* at, unsigned barrier, unsigned mask);
 void copy_straight(unsigned target, const void* from, unsigned bytes, unsigned barrier, unsigned mask);
+// From shared memory to the same place of block `rank`.
+void copy_to_block(unsigned from, int bytes, unsigned barrier, unsigned rank);
 
 template <class TensorMap>
 inline void copy_box(unsigned target, const TensorMap& map, int x, int row, int plane, int matrix, unsigned barrier) {

@@ -13,7 +13,7 @@ namespace simt {
 namespace {
 
 constexpr unsigned static_base = 0x400, dynamic_base = 0x8010;  // the latter on purpose not aligned to 32
-constexpr unsigned group_size = 128, max_groups = 16, max_copies = 256, max_products = 512;
+constexpr unsigned group_size = 128, max_groups = 16, max_copies = 1024, max_products = 512;
 
 // ---- state of the block
 
@@ -213,6 +213,18 @@ void copy_straight(unsigned target, const void* from, unsigned bytes, unsigned b
     if (mask == 0) mask = 1u << machine.current->rank;
     for (copy.rank = 0; mask >> copy.rank; ++copy.rank)
         if (mask >> copy.rank & 1) begin_copy(copy);
+}
+
+void copy_to_block(unsigned from, int bytes, unsigned barrier, unsigned rank) {
+    if ((from | unsigned(bytes)) % 16) fail(Failure::memory, "%d bytes copied from %#x", bytes, from);
+    Copy copy{};
+    copy.straight = checked(from, unsigned(bytes), machine.current->rank);
+    checked(from, unsigned(bytes), rank);
+    copy.bytes = unsigned(bytes);
+    copy.target = from;
+    copy.barrier = barrier;
+    copy.rank = rank;
+    begin_copy(copy);
 }
 
 // Bits 4.. are exchanged with bits 7.. of the address: pieces of 16 bytes change places within 1024 bytes.

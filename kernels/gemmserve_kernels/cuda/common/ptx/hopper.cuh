@@ -104,7 +104,15 @@ GEMM_DEVICE void copy_bytes(Address target, const void* from, int bytes, Address
         : "memory");
 }
 
-// The same to the same place of every block of the cluster in `mask`, whose barriers there are told.
+// `bytes` of this block's shared memory to the same place of block `rank` of the cluster, whose barrier there is told.
+GEMM_DEVICE void copy_to_block(Address from, int bytes, Address barrier, unsigned rank) {
+    asm volatile(
+        "{ .reg .b32 target, told; mapa.shared::cluster.u32 target, %0, %3; mapa.shared::cluster.u32 told, %2, %3;\n\t"
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [target], [%0], %1, [told]; }"
+        ::"r"(from), "r"(bytes), "r"(barrier), "r"(rank) : "memory");
+}
+
+// `bytes` of straight memory to the same place of every block of the cluster in `mask`, whose barriers there are told.
 GEMM_DEVICE void copy_bytes_multicast(Address target, const void* from, int bytes, Address barrier, unsigned short mask) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"

@@ -91,12 +91,13 @@ GEMM_DEVICE void pin(float (&values)[COUNT]) {
 using namespace simt::hopper;
 #endif
 
-// An operand along k: rows of BYTES bytes next to each other, swizzled over that span; eight rows are one group.
-template <int BYTES>
+// An operand along k: rows of BYTES bytes next to each other, swizzled over that span; eight rows are one group, GROUP bytes
+// from one to the next.
+template <int BYTES, int GROUP = BYTES * 8>
 GEMM_DEVICE Descriptor describe(Address address) {
     static_assert(BYTES == 32 || BYTES == 64 || BYTES == 128, "a row is one swizzle span");
     constexpr Descriptor SWIZZLE = BYTES == 128 ? 1 : BYTES == 64 ? 2 : 3;
-    constexpr Descriptor GROUP_STRIDE = BYTES * 8 / 16;
+    constexpr Descriptor GROUP_STRIDE = GROUP / 16;
     return static_cast<Descriptor>((address & 0x3ffff) >> 4) | (1ull << 16) | (GROUP_STRIDE << 32) | (SWIZZLE << 62);
 }
 

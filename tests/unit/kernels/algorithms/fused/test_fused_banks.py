@@ -77,3 +77,46 @@ def test_lanes_that_copy_lines_meet_in_no_bank(along_k):
     places, _ = written(along_k)
     lines = places if along_k else places.T
     assert conflicts(np.ascontiguousarray(lines[:, ::2])) == 0
+
+
+@functools.cache
+def of_a_task(along_k):
+    """Of a warp of a cluster's producers: [vector, k] -> byte; [lane] -> first vector, first of its steps."""
+    header = compiler._flatten("fused/cluster/planes.cuh", set())
+    source = f"""#define GEMM_CLUSTER 2
+#define GEMM_PREFETCH 1
+#define GEMM_ALTERNATE 1
+#define GEMM_PROMOTE 32
+#define GEMM_STAGES 3
+{header}
+using Side = TaskOperand<{str(along_k).lower()}, 2, false, false>;
+extern "C" __global__ void write_down(int* places, int* threads) {{
+    for (int vector = 0; vector < Config::TASK; ++vector)
+        for (int k = 0; k < Config::CHUNK; ++k) *places++ = TaskPlaces<{str(along_k).lower()}>::at(vector, k);
+    for (int lane = 0; lane < 32; ++lane) {{
+        const Side side(lane);
+        *threads++ = side.first_vector;
+        *threads++ = 16 * side.half + 2 * side.t;
+    }}
+}}
+"""
+    places, threads = np.full((8, EXTENT), -1, np.int32), np.full((32, 2), -1, np.int32)
+    compile_source(source, optimize="-O0").launch("write_down", (1,), (1,), (places, threads))
+    return places, threads
+
+
+@ways
+def test_every_number_of_a_task_has_a_place_of_its_own(along_k):
+    places, _ = of_a_task(along_k)
+    np.testing.assert_array_equal(np.sort(places.ravel()), np.arange(8 * EXTENT) * 8)
+
+
+@ways
+def test_lanes_of_a_cluster_s_producer_meet_in_no_bank(along_k):
+    places, threads = of_a_task(along_k)
+    vector, step = threads.T
+    steps = (0, 8, 16, 24, 32, 40, 48, 56) if along_k else (0, 1, 8, 9, 32, 33, 40, 41)
+    assert conflicts(np.stack([places[vector, step + further] for further in steps])) == 0
+    assert len({(v, s + f) for v, s in threads.tolist() for f in steps}) == 32 * 8  # all are read, once
+    lines = places if along_k else places.T
+    assert conflicts(np.ascontiguousarray(lines[:, ::2])) == 0  # as they are copied

@@ -25,6 +25,10 @@ MOST_KEPT_BYTES = 32
             GemmConfig(block_m=128),
             GemmConfig(block_m=128, promote=32),
             GemmConfig(block_m=128, promote=64),
+            GemmConfig(cluster=1),
+            GemmConfig(cluster=2),
+            GemmConfig(cluster=2, promote=32),
+            GemmConfig(cluster=4),
         )
         for trans, extent in (("NN", 512), ("TN", 511), ("CT", 512), ("TN", 512))
     ],
@@ -34,7 +38,8 @@ def test_registers(tile, trans, extent):
     problem = GemmProblem.build(Operand.of(operand), Operand.of(operand), trans_a=trans[0], trans_b=trans[1])
     recorder = SourceRecorder()
     fused.run_gemm(recorder, problem, tile, operand, operand, None, operand)
-    assert list(recorder.sources) == {64: ["fused_gemm"], 128: ["fused_columns", "fused_tall"]}[tile.block_m]
+    kernels = {64: ["fused_gemm"], 128: ["fused_columns", "fused_tall"], None: ["fused_cluster"]}[tile.block_m]
+    assert list(recorder.sources) == kernels
     for source, entry, options in recorder.launched:
         cubin = compiled(source, "sm_90a")
         assert cubin.registers[entry] * options["block"] <= recorder.spec.registers_per_sm
