@@ -5,8 +5,9 @@ multiplies those: no pre-pass writes planes to memory and reads them again. That
 rows, single products of some hundred, skinny products, and products of few rows and columns over a long k spend their
 time on. Of skinny products the matrix that is large lies along the rows of tall tiles (cuda/fused/fused_tall.cu): it is
 read once for every 64 columns and split in registers, from which it is multiplied. The other one, which all tiles
-share, has its planes made by a launch before (cuda/fused/fused_columns.cu). On request (`GemmConfig.cluster`) the
-blocks of a cluster make the planes of their rows together (cuda/fused/fused_cluster.cu), with the same bits. Parts of k
+share, has its planes made by a launch before (cuda/fused/fused_columns.cu). In large batches of 128 rows and more (and
+on request, `GemmConfig.cluster`) the blocks of a cluster make the planes of their rows together
+(cuda/fused/fused_cluster.cu), with the same bits. Parts of k
 that several blocks have are added up by the last of them to come, always in the same order, so that results have the
 same bits on every run.
 

@@ -31,6 +31,11 @@ _CLUSTER_STAGES: Final = (2, 3)
 """Stages of a cluster's block, of half a chunk each."""
 _CLUSTERS_RESIDENT: Final = {1: 1.0, 2: 1.0, 4: 0.97}
 """Share of the multiprocessors that clusters of a size fill: a GPC of 18 has two left over where clusters are of 4."""
+_PAIR_ROUND: Final = 1.56
+"""Time of a 128 x 128 tile of a cluster of two over that of a 64 x 64 tile of one block: 1.54 to 1.56 with batches of
+128 to 512 on an H200."""
+_PAIR_LEAST: Final = 128
+"""Extents from which on clusters were measured."""
 _CONSUMERS: Final = 256
 """Threads that multiply."""
 _SLOT_BYTES: Final = _CONSUMERS // 32 * 16 * (CHUNK * 8 + 32)
@@ -149,12 +154,13 @@ def chunks(k: int) -> int:
 def choose_tile(config: GemmConfig | None, shape: tuple[int, int, int, int], spec: DeviceSpec) -> FusedTile:
     """The tile for `shape` = (batch, m, n, k): what `config` asks for, the rest chosen. Raises ConfigInfeasible.
 
-    Skinny products have tall tiles; clusters are had on request.
+    Skinny products have tall tiles, large batches clusters of two; other clusters are had on request.
     """
     batch, m, n, k = shape
-    # Batches of 128 to 512 rows would take a cluster here: `_cluster_tile` says what it needs.
     tile = FusedTile(block_m=TALL if is_skinny(m, n) else BLOCK, promote=_promotion(shape, spec))
     asked = None
+    if (config is None or not config.tile_fields) and not tile.tall and _pays(cluster_tile := _pair(tile), shape, spec):
+        return cluster_tile
     if config is not None:
         config.only("fused", _FIELDS)
         if config.cluster is not None:
@@ -181,6 +187,26 @@ def choose_tile(config: GemmConfig | None, shape: tuple[int, int, int, int], spe
     splits = -(-most // -(-most // splits))  # as many as have chunks
     together = splits if splits <= _FEW else math.isqrt(splits - 1) + 1
     return replace(tile, split_k=splits, together=together)
+
+
+def _pair(tile: FusedTile) -> FusedTile:
+    """Return the tile of a cluster of two blocks with the promotion of `tile`."""
+    return replace(tile, block_m=TALL, stages=_CLUSTER_STAGES[-1], cluster=2, prefetch=PREFETCH, alternate=ALTERNATE)
+
+
+def _pays(pair: FusedTile, shape: tuple[int, int, int, int], spec: DeviceSpec) -> bool:
+    """Return whether clusters of two blocks take a product less time than tiles of their own: both keep the device busy
+    for so many rounds, of which that of a cluster is the longer one.
+    """
+    batch, m, n, k = shape
+    if min(m, n, k) < _PAIR_LEAST or pair.shared_bytes + _STATIC + _RESERVED > spec.shared_per_sm:
+        return False
+    pairs = batch * math.ceil(m / TALL) * math.ceil(n / pair.block_n)
+    tiles = batch * math.ceil(m / BLOCK) * math.ceil(n / BLOCK)
+    if tiles < spec.sm_count:
+        return False
+    rounds = math.ceil(tiles / spec.sm_count)
+    return _PAIR_ROUND * math.ceil(pairs / pair.resident(spec)) < rounds
 
 
 def _cluster_tile(config: GemmConfig, tile: FusedTile, spec: DeviceSpec) -> FusedTile:

@@ -110,8 +110,10 @@ def test_what_is_not_finite_is_what_plain_float32_makes_of_it(cluster):
     check(cluster, a, b)
 
 
-def test_clusters_are_not_chosen_unless_asked_for():
-    a, b = random(1, "complex64", 20, 128, 128), random(2, "complex64", 20, 128, 128)
-    on = machine()
-    run(on, a, b)
-    assert on.launcher.launches == ["fused_gemm"]
+def test_large_batches_have_clusters_unless_blocks_of_their_own_are_asked_for():
+    a, b = random(1, "complex64", 40, 128, 128), random(2, "complex64", 40, 128, 128)
+    on, alone = machine(), machine()
+    (_, result), (_, expected) = run(on, a, b), run(alone, a, b, config=GemmConfig(block_m=64))
+    assert on.launcher.launches == ["fused_cluster"]
+    assert alone.launcher.launches == ["fused_gemm"]
+    assert result.tobytes() == expected.tobytes()

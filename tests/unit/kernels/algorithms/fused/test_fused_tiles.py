@@ -84,6 +84,31 @@ def test_a_configuration_is_honoured_or_refused():
 
 
 @pytest.mark.parametrize(
+    ("shape", "cluster"),
+    [
+        ((256, 256, 256, 256), 2),
+        ((1024, 128, 128, 128), 2),
+        ((100, 200, 200, 200), 2),
+        ((64, 512, 512, 512), 2),
+        ((4096, 64, 64, 64), 0),
+        ((64, 96, 96, 96), 0),
+        ((1024, 128, 128, 64), 0),
+        ((8, 256, 256, 256), 0),  # a round of either: that of a cluster is longer
+        ((1024, 129, 130, 128), 0),  # 3 x 3 tiles of 64 rows and columns, 4 of 128 are more
+        ((1, 512, 512, 512), 0),  # k is cut
+        ((1, 64, 8192, 8192), 0),
+    ],
+)
+def test_large_batches_have_clusters_of_two(shape, cluster):
+    tile = choose_tile(None, shape, H200)
+    assert tile.cluster == cluster
+    assert choose_tile(GemmConfig(algorithm="fused"), shape, H200) == tile
+    assert choose_tile(GemmConfig(algorithm="fused", block_m=64), shape, H200).cluster == 0
+    if cluster:
+        assert choose_tile(GemmConfig(algorithm="fused", cluster=2), shape, H200) == tile
+
+
+@pytest.mark.parametrize(
     ("shape", "block_m", "splits"),
     [
         ((1, 64, 8192, 8192), 128, 2),
@@ -92,7 +117,7 @@ def test_a_configuration_is_honoured_or_refused():
         ((1, 128, 4096, 512), 128, 2),
         ((1, 192, 8192, 8192), 64, 1),
         ((1, 64, 512, 8192), 64, 16),
-        ((1024, 128, 128, 128), 64, 1),
+        ((1024, 100, 100, 100), 64, 1),
     ],
 )
 def test_skinny_products_have_tall_tiles(shape, block_m, splits):
