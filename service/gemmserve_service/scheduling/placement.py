@@ -39,9 +39,10 @@ _MAX_WAIT_S: Final = 1.0
 _MAX_GROUP_S: Final = 0.01  # of a group: so long does somebody wait at most who comes when it has just gone
 _MAX_GROUP_BYTES: Final = 64 << 20  # that are brought and taken for a group; no measurement behind the figure
 _MIN_BROUGHT_BYTES: Final = 1 << 20  # of a task's operands and results, below which nobody asks where they are
-_TASK_S: Final = 2e-4  # for which a worker of several lanes is at a task, however short its device's part is
-_SOON_S: Final = 2e-3  # of express tasks, below which such a worker is sent more, however many it has: an H200 was done
-# with four products of 1024^3 before its worker's answers had led to more, and idle for four fifths of the time
+_TASK_S: Final = 2e-4  # for which a GPU's worker is at a task, however short its device's part is: 0.23 to 0.38 ms of a
+# processor beside an H200
+_SOON_S: Final = 2e-3  # of express tasks, below which such a worker is sent more, however many it has: an H200 that had
+# four products of 1024^3 at a time was idle for nine tenths of it
 
 
 class Placement:
@@ -97,10 +98,7 @@ class Placement:
 
     def link_seconds(self, task: Task, worker: Worker) -> float:
         """Return the seconds that operands which a worker that joined has not take to it, and results back."""
-        operands = task.operands.values()
-        lacking = sum(each.info.nbytes for each in operands) - self._fleet.copied(operands, worker)
-        back = sum(upload.spec.nbytes for upload in task.results.values())
-        return (lacking + back) / self._links.rate(worker)
+        return (self._lacking(task, worker) + _result_bytes(task)) / self._links.rate(worker)
 
     def companions(
         self, task: Task, worker: Worker, queue: FairQueue, most: int, could_run: Callable[[Task, Worker], bool]
@@ -128,9 +126,12 @@ class Placement:
         nbytes = task.size[0]
         if nbytes <= _MIN_BROUGHT_BYTES or task.blocks is not None:
             return nbytes
-        taken = 0 if task.may_be_deferred(worker) else sum([each.spec.nbytes for each in task.results.values()])
+        return self._lacking(task, worker) + (0 if task.may_be_deferred(worker) else _result_bytes(task))
+
+    def _lacking(self, task: Task, worker: Worker) -> int:
+        """Return the bytes of operands that a worker's device has no copies of."""
         operands = task.operands.values()
-        return sum([each.info.nbytes for each in operands]) - self._fleet.copied(operands, worker) + taken
+        return sum([each.info.nbytes for each in operands]) - self._fleet.copied(operands, worker)
 
     def interleaves(self, worker: Worker) -> bool:
         """Whether the worker is at a long task, between whose panels a short one can run.
@@ -177,6 +178,10 @@ class Placement:
         if count == 1 and last is not None and last.whole is not last:
             return True  # beneath a block of a large product, however long that is, panels of the next can come
         return seconds < _AHEAD_S
+
+
+def _result_bytes(task: Task) -> int:
+    return sum([each.spec.nbytes for each in task.results.values()])
 
 
 def _companions(

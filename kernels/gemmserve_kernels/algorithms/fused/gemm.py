@@ -7,9 +7,8 @@ time on. Of skinny products the matrix that is large lies along the rows of tall
 read once for every 64 columns and split in registers, from which it is multiplied. The other one, which all tiles
 share, has its planes made by a launch before (cuda/fused/fused_columns.cu). In large batches of 128 rows and more (and
 on request, `GemmConfig.cluster`) the blocks of a cluster make the planes of their rows together
-(cuda/fused/fused_cluster.cu), with the same bits. Parts of k
-that several blocks have are added up by the last of them to come, always in the same order, so that results have the
-same bits on every run.
+(cuda/fused/fused_cluster.cu), with the same bits. Parts of k that several blocks have are added up by the last of them
+to come, always in the same order, so that results have the same bits on every run.
 
 What keeps it as accurate as float32. k is cut into chunks of at most 64 steps, alike but for two. Each chunk of a
 vector (a row of op(A), a column of op(B)) has its own power of two, by which it is scaled to a largest part in

@@ -75,8 +75,7 @@ class FusedTile:
 
     `block_m`: its rows. `split_k`: parts of k, each a number of whole chunks; `together`: those whose sums one block
     adds up, before one adds up theirs. `raster`: rows of tiles walked together. `promote`: steps of k between
-    promotions, of tall tiles up to all of a chunk. `stages`: chunks in shared memory, of clusters halves of
-    one.
+    promotions, of tall tiles up to all of a chunk. `stages`: chunks in shared memory, halves of chunks in clusters.
     """
 
     block_m: int = BLOCK

@@ -318,7 +318,7 @@ extern "C" __global__ void GEMM_CLUSTER_ATTRIBUTE __launch_bounds__(GEMM_THREADS
             barrier_init(shared_address(&full[i]), Config::OWN_A + Config::TASKS_B);
             barrier_init(shared_address(&empty[i]), Config::CONSUMER_WARPS * Config::CLUSTER);
         }
-        // Of warpgroups that meet, and of their turns.
+        // Barriers of warpgroups that meet, then those of their turns.
         for (int i = 0; i < 4; ++i) barrier_init(shared_address(&together[i]), Config::CONSUMER_WARPS / 2);
         barrier_init_fence();
     }

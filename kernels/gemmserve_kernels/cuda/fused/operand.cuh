@@ -327,14 +327,14 @@ struct ChunkOperand {
                vector / Config::TURNED * (Config::TURNED_PLANES * Config::TURNED_PLANE);
     }
 
-    // Of a lane's two vectors the lanes of the upper steps go on with the second one, once all know the same.
+    // The vector that a lane goes on with, once all know the same: where it has two, lanes of the upper steps take the second.
     GEMM_DEVICE int own_vector() const { return VECTORS == 2 ? half : 0; }
     GEMM_DEVICE VectorScale own_scale(const unsigned (&most)[VECTORS]) const {
         return scale_of(own_vector() == 0 ? most[0] : most[VECTORS - 1]);
     }
     // The counts of the vector that a lane goes on with, from what `split_vector` has returned.
     GEMM_DEVICE VectorCounts counts_of(const unsigned (&small)[VECTORS], int steps) const {
-        // Of two vectors all in one word; of one vector still in two halves.
+        // Counts: two vectors' in one word, one vector's still in two halves.
         unsigned all = small[0];
         if constexpr (VECTORS == 2) all = __byte_perm(small[0], small[1], 0x5410) + __byte_perm(small[0], small[1], 0x7632);
         all = over_lanes(all, [](unsigned l, unsigned r) { return l + r; });

@@ -10,7 +10,7 @@ struct Turns {
     Address own, others;  // barriers
     unsigned parity;
 
-    // Of warpgroup `group`, of which the first one begins.
+    // Turns of warpgroup `group`; warpgroup 0 begins.
     GEMM_DEVICE Turns(Address barriers, int group)
         : own(barriers + group * static_cast<int>(sizeof(Barrier))),
           others(barriers + (1 - group) * static_cast<int>(sizeof(Barrier))), parity(group == 0 ? 1 : 0) {}

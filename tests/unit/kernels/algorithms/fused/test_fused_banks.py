@@ -81,7 +81,7 @@ def test_lanes_that_copy_lines_meet_in_no_bank(along_k):
 
 @functools.cache
 def of_a_task(along_k):
-    """Of a warp of a cluster's producers: [vector, k] -> byte; [lane] -> first vector, first of its steps."""
+    """Places of a task's numbers: [vector, k] -> byte; [lane of a producer] -> first vector, first of its steps."""
     header = compiler._flatten("fused/cluster/planes.cuh", set())
     source = f"""#define GEMM_CLUSTER 2
 #define GEMM_PREFETCH 1

@@ -96,7 +96,7 @@ def test_what_planes_do_not_serve_is_computed_alike(kind, cluster):
 
 
 def test_a_tile_is_judged_by_halves_of_its_rows():
-    """Of 128 rows those of one warpgroup: as many elements as a tile of 64 x 64 has are computed by multiply-adds."""
+    """Rows of one warpgroup, of 128: as many elements as a tile of 64 x 64 has are computed by multiply-adds."""
     a, b = random(1, "complex64", 128, 128), random(2, "complex64", 128, 128)
     a[70, 100] *= 1e9
     assert check(2, a, b) == 64 * 128
