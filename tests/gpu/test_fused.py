@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from fused_cases import (
     CASES,
-    CLUSTERS,
     HOSTILE,
     SERVED,
     SPLITS,
@@ -119,50 +118,42 @@ def test_results_have_the_same_bits_on_every_run(machine, shape, tile):
     assert elementwise(a[-1, -8:], b[-1], results[0][-1, -8:]) <= 8
 
 
-clusters = pytest.mark.parametrize("cluster", CLUSTERS)
-
-
-@clusters
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_every_case_of_clusters_has_the_same_bits(machine, case, cluster):
+def test_every_case_of_clusters_has_the_same_bits(machine, case):
     a, b, c = case.operands()
-    check_same_bits(machine, machine, a, b, c, cluster=cluster, out=case.out, **case.options)
+    check_same_bits(machine, machine, a, b, c, out=case.out, **case.options)
 
 
-@clusters
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_what_planes_do_not_serve_is_computed_alike_by_clusters(machine, kind, cluster):
-    check_same_bits(machine, machine, *HOSTILE[kind], cluster=cluster)
+def test_what_planes_do_not_serve_is_computed_alike_by_clusters(machine, kind):
+    check_same_bits(machine, machine, *HOSTILE[kind])
 
 
-@clusters
-def test_what_is_not_finite_is_what_plain_float32_makes_of_it_in_clusters(machine, cluster):
-    check_not_finite(machine, GemmConfig(cluster=cluster))
+def test_what_is_not_finite_is_what_plain_float32_makes_of_it_in_clusters(machine):
+    check_not_finite(machine, GemmConfig(cluster=2))
 
 
-@clusters
 @pytest.mark.parametrize("promote", [16, 32])
 @pytest.mark.parametrize(
     "shape", [(64, 128, 128, 128), (40, 256, 256, 256), (33, 200, 330, 100), (9, 512, 512, 512), (7, 129, 65, 1000)]
 )
-def test_batches_of_clusters_have_the_same_bits(machine, shape, promote, cluster):
+def test_batches_of_clusters_have_the_same_bits(machine, shape, promote):
     batch, m, n, k = shape
     a, b = random(1, "complex64", batch, m, k), random(2, "complex64", batch, k, n)
     a[::5, 3, 7] *= 1e9
-    result = check_same_bits(machine, machine, a, b, cluster=cluster, config=GemmConfig(promote=promote))
+    result = check_same_bits(machine, machine, a, b, config=GemmConfig(promote=promote))
     assert elementwise(a[-1, -8:], b[-1], result[-1, -8:]) <= 8
 
 
-@clusters
-def test_a_large_batch_of_clusters_has_the_same_bits_every_time(machine, cluster):
+def test_a_large_batch_of_clusters_has_the_same_bits_every_time(machine):
     """Whatever block comes first: a race between blocks would show in some of so many tiles."""
     import cupy
 
     on = [machine.put(random(seed, "complex64", 512, 256, 256)) for seed in (1, 2)]
-    config = replace(ASKED, cluster=cluster)
+    config = replace(ASKED, cluster=2)
     problem = GemmProblem.build(*(Operand.contiguous((512, 256, 256), "complex64") for _ in on), config=config)
     first = cupy.full((512, 256, 256), cupy.nan, "complex64")
-    fused.run_gemm(machine.launcher, problem, replace(config, cluster=None, block_m=64), *on, None, first)
+    fused.run_gemm(machine.launcher, problem, replace(ASKED, block_m=64), *on, None, first)
     for _ in range(50):
         into = cupy.full_like(first, cupy.nan)
         fused.run_gemm(machine.launcher, problem, config, *on, None, into)

@@ -259,11 +259,7 @@ def _plan(
         "STAGES": str(tile.stages),
     }
     if tile.cluster:
-        shape |= {
-            "CLUSTER": str(tile.cluster),
-            "PREFETCH": flag(tile.prefetch),
-            "ALTERNATE": flag(tile.alternate),
-        }
+        shape["CLUSTER"] = str(tile.cluster)
     access = {
         "CONJUGATE_A": flag(operands.conjugate_a),
         "CONJUGATE_B": flag(operands.conjugate_b),

@@ -21,16 +21,11 @@ TALL: Final = 128
 """Rows of a tile of cuda/fused/fused_tall.cu."""
 COLUMN_THREADS: Final = 128
 """Threads of a block that makes planes of a tall tile's columns."""
-CLUSTERS: Final = (1, 2, 4)
-"""Blocks of a cluster of cuda/fused/fused_cluster.cu."""
-PREFETCH = True
-"""Whether producers of clusters ask for numbers ahead, by copies to shared memory; else they read what they split."""
-ALTERNATE = True
-"""Whether both warpgroups of a cluster's block take the tensor cores in turns."""
+CLUSTER: Final = 2
+"""Blocks of a cluster of cuda/fused/fused_cluster.cu. Alone they took an H200 a sixth longer, four together nearly
+twice as long."""
 _CLUSTER_STAGES: Final = (2, 3)
 """Stages of a cluster's block, of half a chunk each."""
-_CLUSTERS_RESIDENT: Final = {1: 1.0, 2: 1.0, 4: 0.97}
-"""Share of the multiprocessors that clusters of a size fill: a GPC of 18 has two left over where clusters are of 4."""
 _PAIR_ROUND: Final = 1.56
 """Time of a 128 x 128 tile of a cluster of two over that of a 64 x 64 tile of one block: 1.54 to 1.56 with batches of
 128 to 512 on an H200."""
@@ -70,8 +65,7 @@ class FusedTile:
     """The part of a product that one block computes: 64 x 64 or 128 x 64 elements over some chunks of k.
 
     `cluster`: blocks that share rows of tiles of 128 x 64 (cuda/fused/fused_cluster.cu); 0: none do, and other kernels
-    compute it. `prefetch`: whether its producers ask for numbers ahead. `alternate`: whether both warpgroups that
-    multiply take the tensor cores in turns.
+    compute it.
 
     `block_m`: its rows. `split_k`: parts of k, each a number of whole chunks; `together`: those whose sums one block
     adds up, before one adds up theirs. `raster`: rows of tiles walked together. `promote`: steps of k between
@@ -85,8 +79,6 @@ class FusedTile:
     promote: int = 16
     stages: int = 2
     cluster: int = 0
-    prefetch: bool = False
-    alternate: bool = False
 
     @property
     def tall(self) -> bool:
@@ -109,7 +101,7 @@ class FusedTile:
         if self.cluster:
             stage = (2 * TALL + 3 * BLOCK) * CHUNK * 2
             known, few = 2 * (TALL + BLOCK) // _TASK * _RECORD_BYTES, 2 * 2 * _FEW_STEPS * BLOCK * 8
-            slots = 8 * _TASK * CHUNK * 8 if self.prefetch else 0
+            slots = 8 * _TASK * CHUNK * 8
             return self.stages * stage + known + slots + few + _ALIGNMENT - 16
         rest = self.stages * _SLOT_BYTES + _FEW_BYTES if self.tall else _NUMBERS_BYTES
         return self.stages * self.stage_bytes + rest + _ALIGNMENT - 16
@@ -133,8 +125,7 @@ class FusedTile:
 
     def resident(self, spec: DeviceSpec) -> int:
         """Return how many such are computed at a time at most, by a block or a cluster each."""
-        share = _CLUSTERS_RESIDENT[self.cluster] if self.cluster else 1.0
-        return max(1, int(spec.sm_count * share) // max(1, self.cluster))
+        return max(1, spec.sm_count // max(1, self.cluster))
 
     def tiles(self, m: int, n: int) -> int:
         """Tiles of a matrix of the product: a tall one lies along the longer side."""
@@ -153,13 +144,15 @@ def chunks(k: int) -> int:
 def choose_tile(config: GemmConfig | None, shape: tuple[int, int, int, int], spec: DeviceSpec) -> FusedTile:
     """The tile for `shape` = (batch, m, n, k): what `config` asks for, the rest chosen. Raises ConfigInfeasible.
 
-    Skinny products have tall tiles, large batches clusters of two; other clusters are had on request.
+    Skinny products have tall tiles, large batches clusters.
     """
     batch, m, n, k = shape
     tile = FusedTile(block_m=TALL if is_skinny(m, n) else BLOCK, promote=_promotion(shape, spec))
     asked = None
-    if (config is None or not config.tile_fields) and not tile.tall and _pays(cluster_tile := _pair(tile), shape, spec):
-        return cluster_tile
+    if config is None or not config.tile_fields:
+        pair = replace(tile, block_m=TALL, stages=_CLUSTER_STAGES[-1], cluster=CLUSTER)
+        if not tile.tall and _pays(pair, shape, spec):
+            return pair
     if config is not None:
         config.only("fused", _FIELDS)
         if config.cluster is not None:
@@ -188,11 +181,6 @@ def choose_tile(config: GemmConfig | None, shape: tuple[int, int, int, int], spe
     return replace(tile, split_k=splits, together=together)
 
 
-def _pair(tile: FusedTile) -> FusedTile:
-    """Return the tile of a cluster of two blocks with the promotion of `tile`."""
-    return replace(tile, block_m=TALL, stages=_CLUSTER_STAGES[-1], cluster=2, prefetch=PREFETCH, alternate=ALTERNATE)
-
-
 def _pays(pair: FusedTile, shape: tuple[int, int, int, int], spec: DeviceSpec) -> bool:
     """Return whether clusters of two blocks take a product less time than tiles of their own: both keep the device busy
     for so many rounds, of which that of a cluster is the longer one.
@@ -212,10 +200,9 @@ def _cluster_tile(config: GemmConfig, tile: FusedTile, spec: DeviceSpec) -> Fuse
     """Return the tile of a cluster's blocks, which never cut k. Raises ConfigInfeasible."""
     found = {name: getattr(config, name) for name in ("cluster", "raster", "promote", "stages")}
     found = {"stages": _CLUSTER_STAGES[-1], **{name: value for name, value in found.items() if value is not None}}
-    tile = replace(tile, block_m=TALL, prefetch=PREFETCH, alternate=ALTERNATE, **found)
-    if tile.cluster not in CLUSTERS:
-        raise ConfigInfeasible(f"cluster: the fused kernel has {', '.join(map(str, CLUSTERS))}, not {tile.cluster}")
+    tile = replace(tile, block_m=TALL, **found)
     for name, value, allowed in (
+        ("cluster", tile.cluster, (CLUSTER,)),
         ("block_m", config.block_m, (None, TALL)),
         ("split_k", config.split_k, (None, 1)),
         ("promote", tile.promote, (16, 32)),

@@ -1,12 +1,12 @@
-// The same as fused_gemm.cu by tiles of 128 x 64, for batches: blocks of a cluster, neighbours along n, share rows of op(A).
+// The same as fused_gemm.cu by tiles of 128 x 64, for batches: both blocks of a cluster, neighbours along n, share rows of op(A).
 //
-// Each block splits its share of the rows of every chunk, and sends the planes to the others; the planes of its columns it
+// Each block splits half of the rows of every chunk, and sends the planes to the other one; the planes of its columns it
 // makes alone. A stage has half a chunk, of all rows and of the block's columns. Eight warps are producers, of eight vectors
-// at a time: while a warp splits these, it has asked for its next ones (PREFETCH). Two warpgroups of consumers multiply, for
+// at a time: while a warp splits these, it has asked for its next ones. Two warpgroups of consumers multiply, for
 // 64 rows each, which are judged like a tile of fused_gemm: results have the very bits that it gives.
 //
 // What crosses blocks: planes, and what is known of them, by the copy engine, told to the barrier of the stage that they come
-// to; and that a stage is free, by an arrival of every warp of consumers at that stage's barrier of every block.
+// to; and that a stage is free, by an arrival of every warp of consumers at that stage's barrier of either block.
 #include "../common/memory/lanes.cuh"
 #include "../common/numbers/truncation.cuh"
 #include "../common/ptx/again.cuh"
@@ -16,8 +16,6 @@ using OperandA = TaskOperand<GEMM_A_ALONG_K, GEMM_VECTOR_A, GEMM_CONJUGATE_A, fa
 using OperandB = TaskOperand<GEMM_B_ALONG_K, GEMM_VECTOR_B, GEMM_CONJUGATE_B, true>;
 template <bool OF_A>
 using OperandOf = Select<OF_A, OperandA, OperandB>;
-
-GEMM_DEVICE unsigned rank_of_block() { return Config::CLUSTER > 1 ? cluster_rank() : 0; }
 
 // What is known of the chunk that comes after so many ones: records of A's vectors, then of B's.
 GEMM_DEVICE TaskKnown* known_of(const Pipeline& pipeline, unsigned chunks) {
@@ -35,32 +33,18 @@ class Producer {
         Turn turn;
         turn.parity = 1;  // the first time around all stages are empty
         unsigned chunks = 0;
-        bool has_rows = has_rows_of(0);
-        request_first(cursor, has_rows);
+        request<true>(cursor);
         for (;;) {
             const int steps = cursor.steps.count;
-            if (has_rows) {
-#pragma unroll 1
-                for (int round = 0; round < ROUNDS; ++round) {
-                    const int task = first_task() + round * Config::PRODUCER_WARPS;
-                    OperandA::Share held;
-                    take<true>(held, cursor, task);
-                    if (round + 1 < ROUNDS) {
-                        request<true>(cursor, task + Config::PRODUCER_WARPS);
-                    } else {
-                        request<false>(cursor, warp);
-                    }
-                    make<true>(held, steps, task, turn, chunks);
-                }
-            }
-            OperandB::Share held;
-            take<false>(held, cursor, warp);
+            OperandA::Share rows;
+            take<true>(rows);
+            request<false>(cursor);
+            make<true>(rows, steps, turn, chunks);
+            OperandB::Share columns;
+            take<false>(columns);
             const bool more = cursor.next(params);
-            if (more) {
-                has_rows = has_rows_of(chunks + 1);
-                request_first(cursor, has_rows);
-            }
-            make<false>(held, steps, warp, turn, chunks);
+            if (more) request<true>(cursor);
+            make<false>(columns, steps, turn, chunks);
             if (!more) break;
             turn.next();
             turn.next();
@@ -69,23 +53,21 @@ class Producer {
     }
 
   private:
-    static constexpr int ROUNDS = (Config::OWN_A + Config::PRODUCER_WARPS - 1) / Config::PRODUCER_WARPS;
     const FusedParams& params;
     const Pipeline& pipeline;
-    int warp;
+    int warp;  // and its task: of the block's rows, of its columns
     unsigned char* slot;
 
-    // Where half of the warps are enough for the rows, the halves take turns.
-    GEMM_DEVICE bool has_rows_of(unsigned chunks) const {
-        return Config::OWN_A >= Config::PRODUCER_WARPS || (warp / Config::OWN_A + chunks) % 2 == 0;
-    }
-    GEMM_DEVICE int first_task() const { return warp % Config::OWN_A; }
-
+    // Number of the warp's task among all of a side.
     template <bool OF_A>
-    GEMM_DEVICE ChunkPlace place_of(const Cursor& cursor, int task) const {
+    GEMM_DEVICE int task() const {
+        return OF_A ? static_cast<int>(cluster_rank()) * Config::OWN_A + warp : warp;
+    }
+    template <bool OF_A>
+    GEMM_DEVICE ChunkPlace place_of(const Cursor& cursor) const {
         ChunkPlace place = OF_A ? cursor.in_a(params) : cursor.in_b(params);
-        const int first = (OF_A ? static_cast<int>(rank_of_block()) * Config::OWN_A + task : task) * Config::TASK;
-        place.first += first * (OF_A ? params.gemm.a.row_stride : params.gemm.b.column_stride);
+        const int first = task<OF_A>() * Config::TASK;
+        place.first += first * vector_stride<OF_A>();
         place.vectors -= first;
         return place;
     }
@@ -99,42 +81,34 @@ class Producer {
     }
 
     template <bool OF_A>
-    GEMM_DEVICE void request(const Cursor& cursor, int task) const {
-        if constexpr (Config::PREFETCH) {
-            OperandOf<OF_A>::request(
-                slot, place_of<OF_A>(cursor, task), vector_stride<OF_A>(), k_stride<OF_A>(), thread_again() & 31);
-        }
-    }
-    GEMM_DEVICE void request_first(const Cursor& cursor, bool has_rows) const {
-        if (has_rows) request<true>(cursor, first_task());
-        else request<false>(cursor, warp);
+    GEMM_DEVICE void request(const Cursor& cursor) const {
+        OperandOf<OF_A>::request(slot, place_of<OF_A>(cursor), vector_stride<OF_A>(), k_stride<OF_A>(), thread_again() & 31);
     }
     template <bool OF_A>
-    GEMM_DEVICE void take(typename OperandOf<OF_A>::Share& held, const Cursor& cursor, int task) const {
+    GEMM_DEVICE void take(typename OperandOf<OF_A>::Share& held) const {
         const OperandOf<OF_A> operand(thread_again() & 31);
-        if constexpr (Config::PREFETCH) operand.take(held, slot);
-        else operand.load(held, place_of<OF_A>(cursor, task), vector_stride<OF_A>(), k_stride<OF_A>());
+        operand.take(held, slot);
     }
 
     // Makes the planes of a task in the stages of a chunk's halves, the first of which is `turn`'s.
     template <bool OF_A>
     GEMM_DEVICE void make(
-        const typename OperandOf<OF_A>::Share& held, int steps, int task, const Turn& turn, unsigned chunks) const {
+        const typename OperandOf<OF_A>::Share& held, int steps, const Turn& turn, unsigned chunks) const {
         const OperandOf<OF_A> operand(thread_again() & 31);
         typename OperandOf<OF_A>::Planes planes;
         operand.split(planes, held, steps);
         Turn second = turn;
         second.next();
-        make_half<OF_A, 0>(operand, planes, task, turn, chunks);
-        make_half<OF_A, 1>(operand, planes, task, second, chunks);
+        make_half<OF_A, 0>(operand, planes, turn, chunks);
+        make_half<OF_A, 1>(operand, planes, second, chunks);
     }
 
     template <bool OF_A, int HALF>
     GEMM_DEVICE void make_half(
-        const OperandOf<OF_A>& operand, const typename OperandOf<OF_A>::Planes& planes, int task, const Turn& turn,
+        const OperandOf<OF_A>& operand, const typename OperandOf<OF_A>::Planes& planes, const Turn& turn,
         unsigned chunks) const {
         constexpr int PAIR = OF_A ? Config::PAIR_A : Config::PAIR_B;
-        const int of_all = OF_A ? static_cast<int>(rank_of_block()) * Config::OWN_A + task : task;
+        const int of_all = task<OF_A>();
         const int lane = thread_again() & 31;
         unsigned char* const rows =
             pipeline.stage(turn) + (OF_A ? of_all * Config::TASK_A : Config::SIDE_A + of_all * Config::TASK_B);
@@ -144,9 +118,9 @@ class Producer {
         if constexpr (HALF == 0) operand.tell(planes, known, lane);
         written_for_tensor_cores();  // and for the copy engine
         __syncwarp();
-        if constexpr (OF_A && Config::CLUSTER > 1) {
-            if (lane < Config::CLUSTER - 1) {
-                const unsigned to = (rank_of_block() + 1 + lane) % Config::CLUSTER;
+        if constexpr (OF_A) {
+            if (lane == 0) {
+                const unsigned to = 1 - cluster_rank();
                 const Address told = pipeline.filled(turn);
                 copy_to_block(shared_address(rows), Config::TASK_A, told, to);
                 if constexpr (HALF == 0) copy_to_block(shared_address(&known), Config::RECORD, told, to);
@@ -155,7 +129,7 @@ class Producer {
         if (lane == 0) {
             constexpr int COMING =
                 (Config::TASKS_A - Config::OWN_A) * (Config::TASK_A + (HALF == 0 ? Config::RECORD : 0));
-            if (!OF_A && Config::CLUSTER > 1 && warp == 0) {
+            if (!OF_A && warp == 0) {
                 barrier_arrive_expecting(pipeline.filled(turn), COMING);
             } else {
                 barrier_arrive(pipeline.filled(turn));
@@ -228,22 +202,17 @@ GEMM_DEVICE void add_numbers(
         }
 }
 
-// Says to all blocks that the warp no longer reads a stage.
+// Says to both blocks that the warp no longer reads a stage.
 GEMM_DEVICE void leave(const Pipeline& pipeline, const Turn& turn, int thread) {
-    if constexpr (Config::CLUSTER > 1) {
-        __syncwarp();
-        const unsigned lane = static_cast<unsigned>(thread) % 32;
-        if (lane < Config::CLUSTER) barrier_arrive_remote(pipeline.emptied(turn), lane);
-    } else {
-        arrive(pipeline.emptied(turn), thread);
-    }
+    __syncwarp();
+    const unsigned lane = static_cast<unsigned>(thread) % 32;
+    if (lane < Config::CLUSTER) barrier_arrive_remote(pipeline.emptied(turn), lane);
 }
 
 GEMM_DEVICE void consume(const FusedParams& params, const Pipeline& pipeline, int group, int thread) {
     const GemmParams& gemm = params.gemm;
     const GroupMultiply multiply(thread, group);
     Meeting meeting{pipeline.together + group * static_cast<int>(sizeof(Barrier))};
-    Turns turns(pipeline.together + 2 * static_cast<int>(sizeof(Barrier)), group);
     Turn turn;
     unsigned chunks = 0;
     unsigned number = first_item();
@@ -258,19 +227,13 @@ GEMM_DEVICE void consume(const FusedParams& params, const Pipeline& pipeline, in
             const bool planes = are_served(
                 known + group * (Config::TASKS_A / 2), known + Config::TASKS_A, steps, thread % 32);
             if (planes) {
-                multiply.from_planes<0>(
-                    sums, of_all_lanes(shared_address(pipeline.stage(turn))), known, steps, turns, thread);
-            } else {
-                for (int i = GroupMultiply::turns_of<0>(steps) + GroupMultiply::turns_of<1>(steps); i > 0; --i) {
-                    turns.forgo(thread);
-                }
+                multiply.from_planes<0>(sums, of_all_lanes(shared_address(pipeline.stage(turn))), known, steps);
             }
             leave(pipeline, turn, thread);
             turn.next();
             barrier_wait(pipeline.filled(turn), turn.parity);
             if (planes) {
-                multiply.from_planes<1>(
-                    sums, of_all_lanes(shared_address(pipeline.stage(turn))), known, steps, turns, thread);
+                multiply.from_planes<1>(sums, of_all_lanes(shared_address(pipeline.stage(turn))), known, steps);
             } else {
                 served = false;
                 add_numbers(params, pipeline, sums, multiply, item, chunk, meeting, group, thread);
@@ -299,15 +262,11 @@ GEMM_DEVICE void consume(const FusedParams& params, const Pipeline& pipeline, in
     }
 }
 
-#if GEMM_CLUSTER > 1
 #define GEMM_CLUSTER_ATTRIBUTE __cluster_dims__(GEMM_CLUSTER, 1, 1)
-#else
-#define GEMM_CLUSTER_ATTRIBUTE
-#endif
 
 extern "C" __global__ void GEMM_CLUSTER_ATTRIBUTE __launch_bounds__(GEMM_THREADS, 1) fused_cluster(FusedParams params) {
     GEMM_DYNAMIC_SHARED(dynamic);
-    __shared__ __align__(8) Barrier full[Config::STAGES], empty[Config::STAGES], together[4];
+    __shared__ __align__(8) Barrier full[Config::STAGES], empty[Config::STAGES], together[2];
     static_assert(Config::THREADS == GEMM_THREADS, "the host counts the threads the same way");
     static_assert(Config::SHARED_BYTES == GEMM_SHARED_BYTES, "the host counts the bytes the same way");
     const Pipeline pipeline{
@@ -318,12 +277,11 @@ extern "C" __global__ void GEMM_CLUSTER_ATTRIBUTE __launch_bounds__(GEMM_THREADS
             barrier_init(shared_address(&full[i]), Config::OWN_A + Config::TASKS_B);
             barrier_init(shared_address(&empty[i]), Config::CONSUMER_WARPS * Config::CLUSTER);
         }
-        // Barriers of warpgroups that meet, then those of their turns.
-        for (int i = 0; i < 4; ++i) barrier_init(shared_address(&together[i]), Config::CONSUMER_WARPS / 2);
+        for (int i = 0; i < 2; ++i) barrier_init(shared_address(&together[i]), Config::CONSUMER_WARPS / 2);
         barrier_init_fence();
     }
     __syncthreads();
-    if constexpr (Config::CLUSTER > 1) cluster_sync();
+    cluster_sync();
     const int warp = warp_number();
     if (warp < Config::CONSUMER_WARPS) {
         take_registers<Config::CONSUMER_REGISTERS>();
@@ -332,6 +290,5 @@ extern "C" __global__ void GEMM_CLUSTER_ATTRIBUTE __launch_bounds__(GEMM_THREADS
         give_registers<Config::PRODUCER_REGISTERS>();
         Producer(params, pipeline, warp - Config::CONSUMER_WARPS).run();
     }
-    // Others may still write to this block's memory, or read it.
-    if constexpr (Config::CLUSTER > 1) cluster_sync();
+    cluster_sync();  // the other block may still write to this one's memory, or read it
 }

@@ -3,8 +3,6 @@
 
 struct Config {
     static constexpr int CLUSTER = GEMM_CLUSTER;  // blocks that share rows of op(A)
-    static constexpr bool PREFETCH = GEMM_PREFETCH;  // producers ask for numbers ahead
-    static constexpr bool ALTERNATE = GEMM_ALTERNATE;  // warpgroups of consumers take the tensor cores in turns
     static constexpr bool TALL = false;
     static constexpr int BLOCK_M = 128, BLOCK_N = 64;
     static constexpr int VECTORS = 64;  // rows of a warpgroup of consumers, and columns: what is judged together
@@ -29,11 +27,11 @@ struct Config {
     static constexpr int RECORD = 64, KNOWN_STEP = (TASKS_A + TASKS_B) * RECORD, KNOWN_AT = STAGES * STAGE_BYTES;
     static constexpr int SLOTS_AT = KNOWN_AT + 2 * KNOWN_STEP, SLOT_BYTES = TASK * CHUNK * 8;
     static constexpr int FEW = 8, FEW_SIDE = FEW * VECTORS * 8, FEW_BYTES = 2 * FEW_SIDE;
-    static constexpr int FEW_AT = SLOTS_AT + (PREFETCH ? PRODUCER_WARPS * SLOT_BYTES : 0);
+    static constexpr int FEW_AT = SLOTS_AT + PRODUCER_WARPS * SLOT_BYTES;
     static constexpr int SHARED_BYTES = FEW_AT + 2 * FEW_BYTES + ALIGNMENT - 16;  // memory is aligned to 16 bytes
     // What operand.cuh says of planes and numbers of other tiles.
     static constexpr int PLANE = PAIR_B, TURNED = VECTORS, TURNED_PLANES = 3, TURNED_PLANE = PAIR_B, NUMBERS_ROW = CHUNK * 8;
-    static_assert(CLUSTER == 1 || CLUSTER == 2 || CLUSTER == 4, "shares of whole warps' vectors");
+    static_assert(CLUSTER == 2 && OWN_A == PRODUCER_WARPS && TASKS_B == PRODUCER_WARPS, "a task of either side for each warp");
     static_assert(PROMOTE == 16 || PROMOTE == HALF, "sums of whole instructions within a stage");
     static_assert(STAGES == 2 || STAGES == 3, "two chunks are known at a time");
 };

@@ -5,28 +5,6 @@
 #include "../gather.cuh"
 #include "planes.cuh"
 
-// Two warpgroups take the tensor cores in turns, from one promotion to the next: one multiplies while the other adds up.
-struct Turns {
-    Address own, others;  // barriers
-    unsigned parity;
-
-    // Turns of warpgroup `group`; warpgroup 0 begins.
-    GEMM_DEVICE Turns(Address barriers, int group)
-        : own(barriers + group * static_cast<int>(sizeof(Barrier))),
-          others(barriers + (1 - group) * static_cast<int>(sizeof(Barrier))), parity(group == 0 ? 1 : 0) {}
-    GEMM_DEVICE void wait() {
-        if constexpr (Config::ALTERNATE) barrier_wait(own, parity);
-        parity ^= 1;
-    }
-    GEMM_DEVICE void pass(int thread) const {
-        if constexpr (Config::ALTERNATE) arrive(others, thread);
-    }
-    GEMM_DEVICE void forgo(int thread) {
-        wait();
-        pass(thread);
-    }
-};
-
 class GroupMultiply {
   public:
     int row, column;  // of the lane's first element, in the tile: the numbers of Sums
@@ -34,29 +12,22 @@ class GroupMultiply {
     GEMM_DEVICE GroupMultiply(int thread, int group)
         : row(group * Config::VECTORS + thread / 32 % 4 * 16 + thread % 32 / 4), column(thread % 4 * 2), group(group) {}
 
-    // Turns at the tensor cores of half HALF of a chunk of `steps` steps.
+    // sums += A B over half HALF of a chunk of `steps` steps, from a stage's planes. By a warpgroup.
     template <int HALF>
-    static GEMM_DEVICE int turns_of(int steps) {
-        const int left = steps - HALF * Config::HALF;
-        return left <= 0 ? 0 : left <= Config::PROMOTE ? 1 : Config::HALF / Config::PROMOTE;
-    }
-
-    // sums += A B over such a half, from a stage's planes. By a warpgroup.
-    template <int HALF>
-    GEMM_DEVICE void from_planes(
-        Sums& sums, Address stage, const TaskKnown* known, int steps, Turns& turns, int thread) const {
+    GEMM_DEVICE void from_planes(Sums& sums, Address stage, const TaskKnown* known, int steps) const {
+        const int left_steps = steps - HALF * Config::HALF;
+        if (left_steps <= 0) return;
         const Descriptor a = describe<Config::ROW, Config::TASK_A>(stage + group * (Config::SIDE_A / 2));
         const Descriptor b = describe<Config::ROW>(stage + Config::SIDE_A);
         const TaskKnown* const rows = known + row / Config::TASK;
         const float left[2] = {rows[0].scales[row % Config::TASK], rows[1].scales[row % Config::TASK]};
         const TaskKnown* const columns = known + Config::TASKS_A;
-        if (turns_of<HALF>(steps) < 1) return;
         Partial partial;
-        products<Config::PROMOTE == Config::HALF && HALF == 1>(partial, a, b, turns, thread);
+        products<Config::PROMOTE == Config::HALF && HALF == 1>(partial, a, b);
         promote(sums, partial, left, columns);
         if constexpr (Config::PROMOTE < Config::HALF) {
-            if (turns_of<HALF>(steps) < 2) return;
-            products<true>(partial, a + Config::PROMOTE * 2 / 16, b + Config::PROMOTE * 2 / 16, turns, thread);
+            if (left_steps <= Config::PROMOTE) return;
+            products<true>(partial, a + Config::PROMOTE * 2 / 16, b + Config::PROMOTE * 2 / 16);
             promote(sums, partial, left, columns);
         }
     }
@@ -95,8 +66,7 @@ class GroupMultiply {
 
     // `ODD`: the order of the large products; see multiply.cuh.
     template <bool ODD>
-    static GEMM_DEVICE void products(Partial& partial, Descriptor a, Descriptor b, Turns& turns, int thread) {
-        turns.wait();
+    static GEMM_DEVICE void products(Partial& partial, Descriptor a, Descriptor b) {
         pin(partial);
         wgmma_fence();
         add<RE + LOW, BY_RE>(partial, a, b, true);
@@ -111,7 +81,6 @@ class GroupMultiply {
             add<IM, BY_IM>(partial, a, b);
         }
         wgmma_commit();
-        turns.pass(thread);
         wgmma_wait<0>();
         pin(partial);
     }

@@ -76,12 +76,6 @@ struct TaskOperand : ChunkOperand<ALONG_K_, VECTOR, CONJUGATE, TURNED> {
         }
         __syncwarp();
     }
-    // Reads the task's numbers from where they lie.
-    GEMM_DEVICE void load(Share& held, ChunkPlace place, const Long& vector_stride, const Long& k_stride) const {
-        if (place.vectors >= Config::TASK) place.vectors = Chunk::EXTENT;  // all of them
-        Chunk::load(held, 0, place, vector_stride, k_stride);
-    }
-
     GEMM_DEVICE void split(Planes& planes, const Share& held, int steps) const {
         unsigned most[VECTORS], small[VECTORS];
 #pragma unroll

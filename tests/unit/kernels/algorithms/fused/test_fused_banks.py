@@ -84,8 +84,6 @@ def of_a_task(along_k):
     """Places of a task's numbers: [vector, k] -> byte; [lane of a producer] -> first vector, first of its steps."""
     header = compiler._flatten("fused/cluster/planes.cuh", set())
     source = f"""#define GEMM_CLUSTER 2
-#define GEMM_PREFETCH 1
-#define GEMM_ALTERNATE 1
 #define GEMM_PROMOTE 32
 #define GEMM_STAGES 3
 {header}

@@ -25,10 +25,8 @@ MOST_KEPT_BYTES = 32
             GemmConfig(block_m=128),
             GemmConfig(block_m=128, promote=32),
             GemmConfig(block_m=128, promote=64),
-            GemmConfig(cluster=1),
             GemmConfig(cluster=2),
             GemmConfig(cluster=2, promote=32),
-            GemmConfig(cluster=4),
         )
         for trans, extent in (("NN", 512), ("TN", 511), ("CT", 512), ("TN", 512))
     ],
