@@ -32,7 +32,7 @@ from gemmserve_kernels.bench.cases import Case
 from gemmserve_kernels.bench.environment import environment
 from gemmserve_kernels.bench.targets import run_case
 from gemmserve_kernels.device.spec import DeviceSpec, device_errors
-from gemmserve_kernels.dispatch.estimate import Table, measured_device, predicted, shape_of
+from gemmserve_kernels.dispatch.estimate import Table, call_seconds, measured_device, predicted, shape_of
 from gemmserve_kernels.dispatch.routes import candidates
 from gemmserve_kernels.problem.errors import DeviceError
 
@@ -224,8 +224,13 @@ MODES = {
 
 
 def left_out(measured, document):
-    """For every point of `document`, whose table is `measured`, what the table would choose without it."""
+    """For every point of `document`, whose table is `measured`, what the table would choose without it. Times are the
+    device's, or the host's where those are longer."""
     spec = measured_device(document)
+
+    def called(who, seconds):
+        return max(seconds, call_seconds(spec, who.split(":")[0]))
+
     found = []
     for point in document["points"]:
         shape, dtype = shape_of(point), point["dtype"]
@@ -234,6 +239,7 @@ def left_out(measured, document):
             if len(times) < 2:
                 continue
             guesses = {who: predicted(spec, measured, (*who.split(":"), dtype), shape, without=shape) for who in times}
+            guesses, times = ({who: called(who, s) for who, s in each.items()} for each in (guesses, times))
             chosen, best = min(guesses, key=guesses.get), min(times, key=times.get)
             found.append(LeftOut(dtype, mode, shape, chosen, best, times[best] / times[chosen]))
     return found

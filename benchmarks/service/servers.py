@@ -33,6 +33,20 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str
 """glibc keeps freed memory instead of giving it back page by page."""
 
 
+def processor_seconds(process):
+    """What a process has used of processors, to the nanosecond where the system tells: psutil counts hundredths of a
+    second. Raises psutil.NoSuchProcess.
+
+    The clock of another process is numbered as by clock_getcpuclockid(3) of Linux.
+    """
+    if not sys.platform.startswith("linux"):
+        return sum(process.cpu_times()[:2])
+    try:
+        return time.clock_gettime(~process.pid << 3 | 2)
+    except OSError as error:
+        raise psutil.NoSuchProcess(process.pid) from error
+
+
 class ServerError(Exception):
     """A server that does not start, or is not installed."""
 
@@ -247,13 +261,13 @@ class Server:
 
     def cpu_seconds(self):
         """That all of its processes have used."""
-        return sum(sum(each.cpu_times()[:2]) for each in self._alive())
+        return sum(processor_seconds(each) for each in self._alive())
 
     def cpu_by_role(self):
         """The same for each kind of its processes: the module or script that it runs, or the program's name."""
         found = collections.Counter()
         for each in self._alive():
-            found[role(each.cmdline())] += sum(each.cpu_times()[:2])
+            found[role(each.cmdline())] += processor_seconds(each)
         return found
 
     def rss_bytes(self):

@@ -13,7 +13,7 @@ import psutil
 from benchmarks.service import histogram
 from benchmarks.service.agents import load_generator
 from benchmarks.service.memory import FRONT, MIB, stored_array
-from benchmarks.service.servers import KINDS, Server
+from benchmarks.service.servers import KINDS, Server, processor_seconds
 
 PROCESSES = (0, 1, 2)
 STREAMS = (1, 4)
@@ -61,14 +61,14 @@ class Streams:
         beside = []
         thread = threading.Thread(target=lambda: beside.append(self._beside.ask(**common, **small)))
         front = psutil.Process(server.find(FRONT).pid)
-        before = sum(front.cpu_times()[:2])
+        before = processor_seconds(front)
         thread.start()
         answer = self._load.ask(**common, **work, clients=streams)
         thread.join()
         gib = (answer["count"] + streams) * case.n / (1 << 30)  # with those that warm up
         return {
             "mib_s": answer["per_s"] * case.n / MIB,
-            "front_cpu_s_per_gib": (sum(front.cpu_times()[:2]) - before) / gib,
+            "front_cpu_s_per_gib": (processor_seconds(front) - before) / gib,
             "histogram": beside[0]["histogram"],
         }
 

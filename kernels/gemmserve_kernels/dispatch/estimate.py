@@ -5,12 +5,11 @@ The model is the larger of arithmetic and memory traffic, plus launches. `tables
 time varies slowly with the sizes, so it is interpolated between the nearest points (weights 1 / distance^4 in log2 of
 m, n, k and batch; a point stands for its transpose too, a little further away, and extents that are multiples of 8 lie
 apart from others) and the model is multiplied with it. At
-a measured point the estimate is the measurement. A route that was measured at few points has a factor of doubt between
-them (`common.time_model`).
+a measured point the estimate is the measurement.
 
-All of it is the device's time. A caller who enqueues small products one after another waits for the host instead, but
-how long a route takes there says more of the machine than of the route: the same launches took 50 and 72 microseconds
-on two machines with the same GPU. `tune_dispatch.py` notes it, and nothing is decided by it.
+All of it is the device's time. A caller who enqueues small products one after another waits for the host instead:
+`call_seconds`, by algorithm alone. How long that is says more of the machine than of the route, but which algorithm's
+is the shorter one does not change with the machine.
 
 A device without a table has the model alone, its rates scaled by the number of multiprocessors.
 """
@@ -24,7 +23,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve_kernels.algorithms.common.time_model import MODELS, model_seconds
+from gemmserve_kernels.algorithms.common.time_model import model_seconds
 from gemmserve_kernels.device.spec import KNOWN
 
 if TYPE_CHECKING:
@@ -42,6 +41,18 @@ _ALIGNED: Final = 8
 as 32^3."""
 _UNALIGNED: Final = 1.0
 """Distance of extents that are such multiples from others, likewise."""
+_CALL_S: Final = {
+    "vendor": 17e-6,
+    "simt": 12e-6,
+    "small": 12e-6,
+    "dmma": 13e-6,
+    "fused": 16e-6,
+    "mma": 17e-6,
+    "wgmma": 20e-6,
+    "ozaki": 19e-6,
+}
+"""Seconds of the host for one of many calls of `gemm`, the plan known, into an array that is there: "wall" of short
+products in tables/sm_90a.json. The vendor's library chooses its kernel anew in every call."""
 
 
 def estimate(
@@ -55,14 +66,18 @@ def estimate(
     return predicted(spec, table(spec.arch), (algorithm, arithmetic, dtype), shape, written=written)
 
 
+def call_seconds(spec: DeviceSpec, algorithm: str) -> float:
+    """Seconds that a call costs the host, so that a device which is done sooner waits for the next one; 0 where nothing
+    was measured on the architecture, and the model alone says too little of short products to compare them by it.
+    """
+    return _CALL_S[algorithm] if table(spec.arch).ratios else 0.0
+
+
 def predicted(
     spec: DeviceSpec, measured: Table, route: Route, shape: Point, *, without: Point | None = None, written: bool = True
 ) -> float:
     """`estimate` by a table, as if it lacked the point `without`."""
-    ratio = correction(measured, *route, shape, without=without)
-    known = route not in MODELS or (shape != without and measured.has(route, shape))
-    doubt = 1.0 if known else MODELS[route].doubt_of(shape)
-    return model_seconds(spec, *route, shape, written=written) * ratio * doubt
+    return model_seconds(spec, *route, shape, written=written) * correction(measured, *route, shape, without=without)
 
 
 def correction(
@@ -107,12 +122,6 @@ class Table:
     """
 
     ratios: dict[Route, tuple[tuple[tuple[float, ...], float], ...]]
-
-    def has(self, route: Route, shape: Point) -> bool:
-        """Whether the route, or the transposed product, was measured there."""
-        batch, m, n, k = shape
-        here = _place(shape), _place((batch, n, m, k))
-        return any(place in here for place, _ in self.ratios.get(route, ()))
 
     def sibling(self, algorithm: str, dtype: str) -> tuple[tuple[tuple[float, ...], float], ...]:
         """The ratios of the algorithm's first measured arithmetic on that dtype."""

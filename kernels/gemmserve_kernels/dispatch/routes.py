@@ -18,7 +18,7 @@ import numpy as np
 from gemmserve_kernels.algorithms.algorithm import product_algorithm, reduction_algorithm
 from gemmserve_kernels.algorithms.simt.tile import resolve_simt
 from gemmserve_kernels.algorithms.vendor.blas import BlasPlan, NotExpressible, copied_bytes, lower
-from gemmserve_kernels.dispatch.estimate import estimate
+from gemmserve_kernels.dispatch.estimate import call_seconds, estimate
 from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.errors import ComputeUnsupported, ConfigInfeasible
 from gemmserve_kernels.problem.operand import Operand, real_dtype
@@ -164,7 +164,7 @@ def plan_gemm(problem: GemmProblem, spec: DeviceSpec, result: Operand | None = N
     if degenerate and requested != "vendor":
         return Plan("simt", problem.config if requested == "simt" else None)
     found = candidates(problem, spec, requested)
-    chosen = found[0] if len(found) == 1 else min(found, key=lambda each: _seconds(each, problem, spec))
+    chosen = found[0] if len(found) == 1 else min(found, key=lambda each: _taken(each, problem, spec))
     if chosen.blas is not None and result is not None:
         return replace(chosen, blas=lower(problem, result))
     return chosen
@@ -353,6 +353,14 @@ def _reduce_seconds(candidate: Plan, problem: GemmReduceProblem, spec: DeviceSpe
 
         return _PANELS_DOUBT * (_seconds(candidate, problem.product, spec) + pass_seconds(problem, spec))
     return _seconds(candidate, problem.product, spec, written=problem.return_c)
+
+
+def _taken(candidate: Plan, problem: GemmProblem, spec: DeviceSpec) -> tuple[float, float]:
+    """The estimate of the seconds from one such call to the next, the device's or the host's, whichever are more; and
+    of the device's.
+    """
+    seconds = _seconds(candidate, problem, spec)
+    return max(seconds, call_seconds(spec, candidate.algorithm)), seconds
 
 
 def _seconds(candidate: Plan, problem: GemmProblem, spec: DeviceSpec, *, written: bool = True) -> float:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 
+import psutil
 import pytest
 from benchmark_scripts import load_service
 
@@ -159,6 +162,22 @@ def test_a_server_that_does_not_start_shows_its_log() -> None:
     broken = servers.Kind("broken", "frame", ("-c", "raise SystemExit('no disk')"))
     with pytest.raises(servers.ServerError, match="no disk"), servers.Server(broken):
         pass
+
+
+def test_a_process_s_use_of_processors_is_told_finely() -> None:
+    """A few milliseconds are more than nothing, as they are to psutil, which counts hundredths of a second."""
+    with subprocess.Popen([sys.executable, "-c", "input(); sum(range(100_000)); print(flush=True); input()"],
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:  # fmt: skip
+        process = psutil.Process(child.pid)
+        before = servers.processor_seconds(process)
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        child.stdout.readline()
+        used = servers.processor_seconds(process) - before
+        child.stdin.write(b"\n")
+    assert used > 0
+    with pytest.raises(psutil.NoSuchProcess):
+        servers.processor_seconds(process)
 
 
 def test_a_server_s_port_is_none_that_the_system_gives_away() -> None:

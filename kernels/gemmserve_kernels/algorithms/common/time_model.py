@@ -36,17 +36,14 @@ _SKINNY_GAIN: Final = 0.95
 further parts have to make a product."""
 _SKINNY_ROUNDS: Final = 6
 """Parts at most of those that fill the device more than once: sums of each take memory, and are read again."""
-_SKINNY_KNOWN: Final = 16
-"""Rows or columns of skinny products that were measured, at least."""
 
 
 @dataclass(frozen=True)
 class _Model:
     """Operations a second of a full H200, launches, tile (extent of one block), passes over A and B beforehand, and the
     most parts that k is split into where there are fewer tiles than multiprocessors. `ends`: steps of k that the
-    beginning and the end of a tile take as long as. `doubt`: factor between measured points, of which a route may
-    have few. `skinny`: the rate of skinny products, where those have tiles of their own: long ones, of which the device
-    computes one for each multiprocessor at a time; they were measured at several points.
+    beginning and the end of a tile take as long as. `skinny`: the rate of skinny products, where those have tiles of
+    their own: long ones, of which the device computes one for each multiprocessor at a time.
     """
 
     rate: float
@@ -55,14 +52,7 @@ class _Model:
     passes: float = 0.0
     parts: int = 1
     ends: int = 0
-    doubt: float = 1.0
     skinny: float = 0.0
-
-    def doubt_of(self, shape: Point) -> float:
-        """Factor of doubt about a shape that was not measured."""
-        _, m, n, _ = shape
-        known = self.skinny > 0 and is_skinny(m, n) and min(m, n) >= _SKINNY_KNOWN
-        return 1.0 if known else self.doubt
 
 
 MODELS: Final[dict[tuple[str, str, str], _Model]] = {
@@ -86,7 +76,7 @@ MODELS: Final[dict[tuple[str, str, str], _Model]] = {
     ("small", "3xtf32", "complex64"): _Model(4.5e13, tile=16),
     ("wgmma", "3xfp16", "float32"): _Model(2.3e14, 5, 128, 1.5, parts=16),
     ("wgmma", "3xfp16", "complex64"): _Model(2.5e14, 5, 64, 1.5, parts=16),
-    ("fused", "3xfp16", "complex64"): _Model(1.0e14, 1, 64, parts=132, ends=40, doubt=1.25, skinny=1.5e14),
+    ("fused", "3xfp16", "complex64"): _Model(1.0e14, 1, 64, parts=132, ends=40, skinny=1.5e14),
     ("wgmma", "3xfp16-3m", "complex64"): _Model(3.1e14, 5, 64, 2.0, parts=16),
     ("wgmma", "6xbf16", "float32"): _Model(1.1e14, 5, 128, 2.0, parts=16),
     ("wgmma", "6xbf16", "complex64"): _Model(1.15e14, 5, 64, 2.0, parts=16),

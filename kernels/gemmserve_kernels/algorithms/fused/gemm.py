@@ -87,9 +87,6 @@ def _left_to_others(problem: GemmProblem, spec: DeviceSpec) -> str | None:
     tile = choose_tile(None, (problem.batch, problem.m, problem.n, problem.k), spec)
     if not tile.tall and max(problem.m, problem.n) * problem.k > _MOST_NUMBERS:
         return "fused: matrices as large as that are worth preparing, which this algorithm has no use for"
-    blocks = tile.tiles(problem.m, problem.n) * problem.batch * tile.split_k
-    if 2 * blocks < spec.sm_count:
-        return f"fused: {blocks} blocks leave most of the device idle"
     return None
 
 

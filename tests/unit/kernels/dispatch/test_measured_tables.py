@@ -12,7 +12,7 @@ import gemmserve_kernels
 from gemmserve_kernels import GemmProblem, GemmReduceProblem, Operand
 from gemmserve_kernels.algorithms.common.time_model import MODELS
 from gemmserve_kernels.device.spec import KNOWN
-from gemmserve_kernels.dispatch.estimate import Table, estimate, measured_device, predicted
+from gemmserve_kernels.dispatch.estimate import Table, call_seconds, estimate, measured_device, predicted
 from gemmserve_kernels.dispatch.routes import plan_gemm, plan_gemm_reduce
 
 REPORTS = Path(__file__).parents[4] / "docs" / "benchmarks"
@@ -84,10 +84,14 @@ def test_choices_on_an_h200(shape, dtype, expected):
 
 
 def test_a_measured_point_gets_its_fastest_route():
-    """Route of `auto`, within a few percent."""
+    """Route of `auto`, within a few percent of what its calls take one after another."""
     document, wrong, looked_at = BY_ARCH["sm_90a"], [], 0
     for point in document["points"]:
-        times = {r: s for r, s in point["seconds"].items() if r.split(":")[1] in {"plain", "3xfp16", "fp16", "ozaki"}}
+        times = {
+            route: max(seconds, call_seconds(H200, route.split(":")[0]))
+            for route, seconds in point["seconds"].items()
+            if route.split(":")[1] in {"plain", "3xfp16", "fp16", "ozaki"}
+        }
         if point["batch"] > 1:
             continue
         looked_at += 1
@@ -141,6 +145,39 @@ def test_the_fastest_of_what_was_timed_by_name_is_taken(shape, times):
     assert min(times.values()) >= 0.97 * taken
 
 
+CALLED = (
+    ("complex64", 48, {"vendor": (6.9, 31.4), "simt": (5.9, 16.6), "fused": (6.8, 17.4)}),
+    ("complex64", 64, {"vendor": (6.9, 23.5), "simt": (6.8, 12.7), "fused": (7.7, 13.4)}),
+    ("complex64", 128, {"vendor": (6.6, 18.8), "simt": (10.3, 12.6), "fused": (10.7, 13.9), "wgmma": (12.5, 13.8)}),
+    ("complex64", 192, {"vendor": (8.9, 20.8), "simt": (13.9, 14.0), "fused": (11.4, 14.3), "wgmma": (14.1, 14.4)}),
+    ("complex64", 256, {"vendor": (10.1, 24.3), "simt": (17.4, 17.6), "fused": (12.2, 13.9), "wgmma": (14.0, 14.2)}),
+    ("complex64", 320, {"vendor": (12.4, 18.9), "simt": (20.9, 21.0), "fused": (15.0, 15.1), "wgmma": (16.8, 16.9)}),
+    ("complex64", 512, {"vendor": (26.9, 26.8), "simt": (43.2, 43.3), "fused": (20.1, 20.3), "wgmma": (22.4, 22.4)}),
+    ("complex128", 64, {"vendor": (11.0, 31.4), "simt": (8.5, 17.9), "dmma": (7.9, 17.1)}),
+    ("complex128", 128, {"vendor": (4.6, 19.7), "simt": (13.7, 13.7), "dmma": (10.9, 12.6)}),
+    ("complex128", 192, {"vendor": (5.5, 19.7), "simt": (18.9, 18.9), "dmma": (13.9, 13.9)}),
+    ("complex128", 512, {"vendor": (22.3, 22.2), "simt": (64.7, 64.6), "dmma": (29.3, 29.3)}),
+    ("float32", 64, {"vendor": (4.0, 19.3), "simt": (5.2, 12.4), "wgmma": (9.7, 13.3)}),
+    ("float32", 128, {"vendor": (5.2, 18.6), "simt": (7.0, 12.6), "wgmma": (12.1, 13.3)}),
+    ("float32", 192, {"vendor": (6.5, 18.7), "simt": (9.0, 12.3), "wgmma": (12.3, 13.9)}),
+)
+"""Microseconds of one of many products n x n x n into an array that is there: the device's, and from one call to the
+next, on an H200 with 16 processors."""
+
+
+@pytest.mark.parametrize(("dtype", "n", "times"), CALLED)
+def test_short_products_go_where_calls_follow_each_other_soonest(dtype, n, times):
+    """The vendor's BLAS may need less of the device: it needs more of the host, which choosing another way spares."""
+    taken = times[algorithm(n, n, n, dtype)]
+    assert min(called for _, called in times.values()) >= 0.9 * taken[1]
+    assert taken == times["vendor"] or taken[1] < 0.8 * times["vendor"][1]
+
+
+def test_an_architecture_without_measurements_is_judged_by_the_device_alone():
+    assert call_seconds(H200, "vendor") > call_seconds(H200, "simt") > 0
+    assert call_seconds(KNOWN["A100"], "vendor") == call_seconds(KNOWN["MI300X"], "vendor") == 0
+
+
 @pytest.mark.parametrize("shape", [shape for shape, _ in TIMED if max(shape[:2]) >= 1024 and min(shape[:2]) <= 128])
 def test_skinny_products_are_estimated_from_others(shape):
     """Within a seventh, most of which is the host's share of the short ones, without the point itself: the same for
@@ -159,7 +196,8 @@ def test_the_fastest_of_each_report_is_taken(report):
         plain = row["who"] in {"gemmserve", "vendor BLAS", row["algorithm"]} and row["compute"] == "auto"
         if row["op"] == "gemm" and plain and row["seconds"] and row["init"] == "normal" and not row["label"]:
             times = cases.setdefault(tuple(row[name] for name in ("dtype", "batch", "m", "n", "k")), {})
-            times[row["algorithm"]] = min(row["seconds"], times.get(row["algorithm"], row["seconds"]))
+            seconds = max(row["seconds"], call_seconds(H200, row["algorithm"]))
+            times[row["algorithm"]] = min(seconds, times.get(row["algorithm"], seconds))
     slow = {}
     for (dtype, batch, m, n, k), times in cases.items():
         chosen = algorithm(m, n, k, dtype, (batch,) if batch > 1 else ())

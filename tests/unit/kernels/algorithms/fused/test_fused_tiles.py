@@ -160,16 +160,20 @@ def test_the_shared_memory_of_a_block_fits(tile):
         (problem(64, 64, 64, (500,), "complex128"), "complex64"),
         (problem(64, 64, 64, (500,), compute="6xbf16"), "arithmetic"),
         (problem(256, 8192, 8192), "preparing"),
-        (problem(64, 64, 64), "idle"),
     ],
 )
 def test_what_is_left_to_other_algorithms(case, word):
     assert word in fused.supports(case, H200)
 
 
-@pytest.mark.parametrize(("m", "n"), [(64, 8192), (8192, 64), (16, 8192), (128, 8192)])
-def test_skinny_products_are_not_left_to_others(m, n):
-    assert fused.supports(problem(m, n, 8192), H200) is None
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 8192, 8192), (8192, 64, 8192), (16, 8192, 8192), (128, 8192, 8192)])
+def test_skinny_products_are_not_left_to_others(m, n, k):
+    assert fused.supports(problem(m, n, k), H200) is None
+
+
+@pytest.mark.parametrize("n", [1, 64, 256])
+def test_products_of_few_tiles_are_not_left_to_others(n):
+    assert fused.supports(problem(n, n, max(n, 32)), H200) is None
 
 
 def test_what_is_asked_for_by_name_is_done():
