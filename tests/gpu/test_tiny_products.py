@@ -42,7 +42,7 @@ def test_the_bits_are_those_of_the_long_way(backend, n, dtype):
             products.begin([x.reshape(-1).view(np.uint8) if isinstance(x, np.ndarray) else x for x in operands])
             products.store("d", out.reshape(-1).view(np.uint8))
             timings, counted = products.finish({"d": f"{ids[0]}-{len(made)}"})
-            assert counted is None
+            assert counted is None or counted.planned + counted.wide + counted.plain == n * n
             assert 0 < timings.kernel_s < 1
             assert 0 < timings.d2h_s < 1
             assert (timings.h2d_s > 0) == any(isinstance(x, np.ndarray) for x in operands)
