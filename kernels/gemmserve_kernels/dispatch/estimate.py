@@ -50,9 +50,13 @@ _CALL_S: Final = {
     "mma": 17e-6,
     "wgmma": 20e-6,
     "ozaki": 19e-6,
+    "sums": 12e-6,
+    "gram": 20e-6,
+    "screen": 20e-6,
 }
 """Seconds of the host for one of many calls of `gemm`, the plan known, into an array that is there: "wall" of short
-products in tables/sm_90a.json. The vendor's library chooses its kernel anew in every call."""
+products in tables/sm_90a.json. The vendor's library chooses its kernel anew in every call. Reductions take two to four
+microseconds more, whatever makes them; `gram` and `screen` have as many launches as `wgmma`."""
 
 
 def estimate(

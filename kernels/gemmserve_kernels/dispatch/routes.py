@@ -164,7 +164,9 @@ def plan_gemm(problem: GemmProblem, spec: DeviceSpec, result: Operand | None = N
     if degenerate and requested != "vendor":
         return Plan("simt", problem.config if requested == "simt" else None)
     found = candidates(problem, spec, requested)
-    chosen = found[0] if len(found) == 1 else min(found, key=lambda each: _taken(each, problem, spec))
+    chosen = (
+        found[0] if len(found) == 1 else min(found, key=lambda each: _taken(each, _seconds(each, problem, spec), spec))
+    )
     if chosen.blas is not None and result is not None:
         return replace(chosen, blas=lower(problem, result))
     return chosen
@@ -211,7 +213,9 @@ def plan_gemm_reduce(problem: GemmReduceProblem, spec: DeviceSpec) -> Plan:
         raise ConfigInfeasible(
             "; ".join(reasons) or f"algorithm: {requested} has no gemm_reduce in {problem.compute}; {names} have"
         )
-    return found[0] if len(found) == 1 else min(found, key=lambda each: _reduce_seconds(each, problem, spec))
+    if len(found) == 1:
+        return found[0]
+    return min(found, key=lambda each: _taken(each, _reduce_seconds(each, problem, spec), spec))
 
 
 def _reduce_candidate(route: Route, problem: GemmReduceProblem, spec: DeviceSpec) -> Plan:
@@ -355,11 +359,10 @@ def _reduce_seconds(candidate: Plan, problem: GemmReduceProblem, spec: DeviceSpe
     return _seconds(candidate, problem.product, spec, written=problem.return_c)
 
 
-def _taken(candidate: Plan, problem: GemmProblem, spec: DeviceSpec) -> tuple[float, float]:
-    """The estimate of the seconds from one such call to the next, the device's or the host's, whichever are more; and
-    of the device's.
+def _taken(candidate: Plan, seconds: float, spec: DeviceSpec) -> tuple[float, float]:
+    """The estimate of the seconds from one call to the next, the device's `seconds` or the host's, whichever are more;
+    and the device's.
     """
-    seconds = _seconds(candidate, problem, spec)
     return max(seconds, call_seconds(spec, candidate.algorithm)), seconds
 
 

@@ -188,11 +188,12 @@ def test_a_product_that_cannot_begin_leaves_nothing_that_reads_its_operands(devi
     [
         (SQUARE, GemmParams(), True),
         (SQUARE, GemmParams(compute="fp32"), True),
-        (SQUARE, GemmParams(compute="3xfp16"), False),
+        (SQUARE, GemmParams(compute="3xfp16"), True),
+        (SQUARE, GemmParams(compute="3xfp16-3m"), False),
         (Kind(dtype="complex128", shape=(64, 64), order="C"), GemmParams(compute="tf32"), False),
         (Kind(dtype="complex64", shape=(64, 32), order="C"), GemmParams(), False),
     ],
-    ids=["auto", "plain", "prepared operands", "no such mode", "no such product"],
+    ids=["auto", "plain", "planes of one launch", "prepared operands", "no such mode", "no such product"],
 )
 def test_what_has_no_shorter_way(device, kind, params, there):
     made = tiny_products(device.backend, params, {"a": kind, "b": kind}, {"d": kind})
