@@ -282,8 +282,8 @@ class Settings(BaseSettings):
         ge=0,
         le=60,
         description="a job's result may stay on its device alone for so long, one of 16 MiB and more for half of it, "
-        "unless somebody asks for it, and in the host arena for so long again, before it is written; deleted until "
-        "then, it is not written at all",
+        "a smaller one eight times as long while the device has other tasks, unless somebody asks for it, and in the "
+        "host arena for so long again, before it is written; deleted until then, it is not written at all",
     )
 
     executor: Literal["local", "ray"] = Field(

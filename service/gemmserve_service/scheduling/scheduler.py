@@ -769,6 +769,7 @@ class Scheduler:
         self._dispatch()
         if not self.fleet.running:
             self.queue.rest()
+            self.writes.rest()
         if not self._idle.is_set() and not self._wanted():
             self._idle.set()
 

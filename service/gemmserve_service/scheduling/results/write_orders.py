@@ -2,7 +2,9 @@
 
 At once what somebody waits for. Then the oldest: as long as the device has more than half of what it may keep, so that
 the other half takes what is being computed; or after a while, for by then their owner may have deleted them, and what
-is deleted is never written. Last, and for want of room only, what nobody can see any more and others were made of.
+is deleted is never written. While the device computes, small ones have several times as long: to write them takes the
+link, and processors of both processes, from the stream of tasks that they are of. Last, and for want of room only, what
+nobody can see any more and others were made of.
 """
 
 from __future__ import annotations
@@ -35,8 +37,10 @@ class Urgency(IntEnum):
 class WriteOrders:
     """The results that one worker's device has and was not told to write yet."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, busy_s: float = 0.0) -> None:
+        """`busy_s`: seconds that results of less than `LARGE_BYTES` have besides while the worker has tasks."""
         self.worker = worker
+        self._busy_s = busy_s
         self.kept_bytes = 0
         """Bytes of results that it was not told to write, on record or not."""
         self.ordered_bytes = 0
@@ -93,8 +97,11 @@ class WriteOrders:
     @property
     def _first(self) -> tuple[PendingResults, float] | None:
         """The results that are due first, and when."""
-        heads = (next(iter(each.items()), None) for each in (self._waiting[Urgency.NORMAL], self._large))
-        return min(filter(None, heads), key=lambda head: head[1], default=None)
+        small = next(iter(self._waiting[Urgency.NORMAL].items()), None)
+        large = next(iter(self._large.items()), None)
+        if small is not None and self._busy_s and self.worker.tasks:
+            small = small[0], small[1] + self._busy_s
+        return min(filter(None, (small, large)), key=lambda head: head[1], default=None)
 
     def _queues(self) -> Iterator[dict[PendingResults, float]]:
         yield from self._waiting.values()

@@ -390,6 +390,26 @@ async def test_large_results_wait_half_as_long(core, a, unwritten, monkeypatch, 
     assert orders.due - time.monotonic() == pytest.approx(wait_s, abs=5)
 
 
+async def test_small_results_wait_while_their_device_computes(
+    make_core, make_settings, fake, put, gemm, eventually, monkeypatch
+):
+    """Those of a stream of products: until it has ended, which nothing but the end of its last task says."""
+    delay_s = 0.02
+    monkeypatch.setattr(write_back, "_BUSY_TIMES", 1e6)
+    core = await make_core(make_settings(write_back_delay_s=delay_s), fake)
+    a = await put(core.store, A)
+    first, _ = await core.jobs.submit(gemm(a, a))
+    beside, _ = await core.jobs.submit(gemm(a, a, alpha=2))
+    fake.done(task=first.id, written=False)
+    await core.jobs.wait(first.id, 60)
+    (orders,) = core.scheduler.writes._orders.values()
+    await eventually(lambda: orders.offers and fake.running() == [beside.id])
+    await asyncio.sleep(4 * delay_s)
+    assert orders.ordered_bytes == 0
+    fake.fail(task=beside.id)
+    await eventually(lambda: orders.ordered_bytes == A.nbytes)
+
+
 async def test_a_full_disk_delays_what_is_put_on_record_and_nothing_else(
     core, unwritten, download, a, fetch, monkeypatch, eventually
 ):

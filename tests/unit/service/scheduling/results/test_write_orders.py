@@ -75,6 +75,27 @@ def test_large_results_do_not_wait_behind_small_ones_that_are_due_later(orders, 
     assert taken(orders, 5.0) == ["small"]
 
 
+def test_small_results_have_longer_while_the_device_computes(monkeypatch):
+    monkeypatch.setattr(module, "LARGE_BYTES", 20)
+    worker = Worker("cuda:0", result_bytes=KEEP)
+    orders = WriteOrders(worker, busy_s=7.0)
+    results(orders, "small", 10, Urgency.NORMAL, due=1.0)
+    worker.tasks["task"] = object()
+    assert orders.due == 8.0
+    assert taken(orders, 7.9) == []
+    results(orders, "large", 20, Urgency.NORMAL, due=2.0)
+    assert (orders.due, taken(orders, 2.0)) == (2.0, ["large"])
+    worker.tasks.clear()
+    assert orders.due == 1.0
+    assert taken(orders, 1.0) == ["small"]
+    worker.tasks["task"] = object()
+    results(orders, "late", 10, Urgency.NORMAL, due=1.0)
+    assert taken(orders, 8.0) == ["late"], "not for ever"
+    results(orders, "wanted", 10, Urgency.WAITED_FOR)
+    results(orders, "more", 60, Urgency.NORMAL, due=9.0)
+    assert taken(orders, 8.0) == ["wanted", "more"], "neither who is waited for nor what takes the room"
+
+
 def test_no_more_is_ordered_at_a_time_than_leaves_the_link_to_whom_is_waited_for(orders, monkeypatch):
     monkeypatch.setattr(module, "MAX_ORDERED_BYTES", 25)
     made = [results(orders, f"n{number}", 10, Urgency.NORMAL, 0.0) for number in range(5)]
