@@ -376,7 +376,7 @@ class Jobs(LiveJobs):
         remembered = None
         try:
             for live, (task, _) in zip(lives, prepared, strict=True):
-                task.submitted = arrived
+                task.submitted, task.waited_for = arrived, watched
                 self._entered(task.id, live, JobState.QUEUED)
                 self.scheduler.submit(task, soon=several)
             if key is not None:

@@ -7,7 +7,8 @@ queues, another's single one waits for one task of each competing owner at most,
 
 Within a flow the highest priority goes first; of equal ones the service classes share the owner's device time in the
 same way (`_SHARES`), each in order of arrival. So a short task overtakes the bulk of its owner's work, and whatever
-comes of short ones, bulk that waits gets its share.
+comes of short ones, bulk that waits gets its share. Of short tasks, prompt ones go before the others, by two for one:
+what takes most of their time is the same for all of them, and no device's.
 
 Goyal, Vin, Cheng, "Start-time Fair Queuing: A Scheduling Algorithm for Integrated Services Packet Switching Networks",
 SIGCOMM 1996; with several devices at work at once it is SFQ(D) of Jin, Chase, Kaur, "Interposed Proportional Sharing
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from gemmserve_service.scheduling.tasks import ALL_CLASSES, ServiceClass
+from gemmserve_service.scheduling.tasks import ALL_CLASSES, SHORT_CLASSES, ServiceClass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -37,12 +38,16 @@ _MAX_IDLE: Final = 1024  # flows without tasks that are remembered for what they
 _MIN_WEIGHT: Final = 1e-6
 _MAX_PASSED: Final = 16  # tasks of an owner that others pass in one call where some block; no measurement behind it
 _SHARES: Final = {
+    ServiceClass.PROMPT: 0.6,
     ServiceClass.EXPRESS: 0.6,
     ServiceClass.INTERACTIVE: 0.2,
     ServiceClass.BULK: 0.2,
     ServiceClass.LARGE: 0.2,
 }
-"""Parts, in proportion, of an owner's device time for the classes of which tasks wait; no measurement behind them."""
+"""Parts, in proportion, of an owner's device time for the classes of which tasks wait; no measurement behind them.
+Prompt tasks have theirs with the express ones."""
+_PROMPTS: Final = 2
+"""Prompt tasks that go before an express one that waits; no measurement behind it."""
 _BURST_S: Final = 0.05
 """Device time by which express tasks may be ahead of what their owner's share, and those of their class, come to."""
 
@@ -68,6 +73,8 @@ class _Flow:
     nbytes: int = 0
     virtual: float = 0.0
     """Tag of the line of the task that was sent last."""
+    prompts: int = 0
+    """Prompt tasks that have gone before the express one that is next."""
     lines: tuple[_Line, ...] = field(default_factory=lambda: tuple(_Line() for _ in ALL_CLASSES))
     """Its lines, by class."""
     arrivals: list[Task] = field(default_factory=list)
@@ -78,9 +85,18 @@ class _Flow:
     def rest(self) -> None:
         """Forget what its tasks have had; none waits."""
         self.tag = self.virtual = 0.0
-        self.stamp = 0
+        self.stamp = self.prompts = 0
         for line in self.lines:
             line.tag = 0.0
+
+    def tagged(self, service_class: ServiceClass) -> _Line:
+        """Return the line whose tag is that of a class: prompt and express tasks have one together."""
+        return self.lines[ServiceClass.EXPRESS if service_class is ServiceClass.PROMPT else service_class]
+
+    @property
+    def has_short(self) -> bool:
+        """Whether prompt or express tasks wait."""
+        return self.lines[ServiceClass.PROMPT].waiting + self.lines[ServiceClass.EXPRESS].waiting > 0
 
 
 class FairQueue:
@@ -146,9 +162,9 @@ class FairQueue:
         if not flow.waiting:
             flow.tag = max(flow.tag, self._virtual)
             flow.weight = max(self.weight_of(task.owner), _MIN_WEIGHT)
-        line = flow.lines[task.service_class]
-        if not line.waiting:
-            line.tag = max(line.tag, flow.virtual)
+        line, tagged = flow.lines[task.service_class], flow.tagged(task.service_class)
+        if not (flow.has_short if task.service_class in SHORT_CLASSES else line.waiting):
+            tagged.tag = max(tagged.tag, flow.virtual)
         nbytes = 0 if task.blocks is not None and task.blocks.begun else task.size[0]
         self._tasks[task] = nbytes
         flow.waiting += 1
@@ -220,11 +236,14 @@ class FairQueue:
         if found is not None:
             flow = passed[-1]
             self.discard(found)
-            line = flow.lines[found.service_class]
+            tagged = flow.tagged(found.service_class)
             self._virtual = max(self._virtual, flow.tag)
-            flow.virtual = max(flow.virtual, line.tag)
+            flow.virtual = max(flow.virtual, tagged.tag)
             flow.tag += found.cost_s / flow.weight
-            line.tag += found.cost_s / _SHARES[found.service_class]
+            tagged.tag += found.cost_s / _SHARES[found.service_class]
+            if found.service_class in SHORT_CLASSES:
+                before = found.service_class is ServiceClass.PROMPT and flow.lines[ServiceClass.EXPRESS].waiting > 0
+                flow.prompts = flow.prompts + 1 if before else 0
             passed.pop()
             if flow.waiting:  # in the place of the entry that was popped
                 flow.stamp = next(self._stamps)
@@ -238,7 +257,7 @@ class FairQueue:
         """Device time that the estimate did not foresee; negative where it foresaw too much."""
         flow = self._flow(owner)
         flow.tag += seconds / flow.weight
-        flow.lines[service_class].tag += seconds / _SHARES[service_class]
+        flow.tagged(service_class).tag += seconds / _SHARES[service_class]
         if flow.waiting:
             self._rank(flow)
 
@@ -257,7 +276,7 @@ class FairQueue:
         if not owners:
             return math.inf
         flows = (flow for owner in owners if (flow := self._flows.get(owner)) is not None)
-        return min((flow.tag for flow in flows if flow.lines[ServiceClass.EXPRESS].waiting), default=math.inf)
+        return min((flow.tag for flow in flows if flow.has_short), default=math.inf)
 
     def _first(
         self,
@@ -289,14 +308,16 @@ class FairQueue:
         """Return the line whose first task goes next; None: none has any, or express ones have had more than theirs."""
         every = classes is ALL_CLASSES or ServiceClass.BULK not in classes
         first: ServiceClass | None = None
-        best = (0, 0.0)
+        best = (0, 0.0, 0)
         for each in ALL_CLASSES:
-            line = flow.lines[each]
-            heap = line.heap
+            heap = flow.lines[each].heap
             while heap and heap[0][1] not in self._tasks:
                 heapq.heappop(heap)
             if heap and (every or each in classes):
-                rank = heap[0][0][0], line.tag - (_BURST_S if each is ServiceClass.EXPRESS else 0.0)
+                short = each in SHORT_CLASSES
+                tag = flow.tagged(each).tag - (_BURST_S if short else 0.0)
+                late = each is ServiceClass.PROMPT and flow.prompts >= _PROMPTS
+                rank = heap[0][0][0], tag, int(late)
                 if first is None or rank < best:
                     first, best = each, rank
         return flow.lines[first] if first is not None and first in classes else None

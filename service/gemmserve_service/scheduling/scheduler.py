@@ -44,7 +44,15 @@ from gemmserve_service.scheduling.links import Links
 from gemmserve_service.scheduling.placement import Placement
 from gemmserve_service.scheduling.results.write_back import WriteBack, failure_of
 from gemmserve_service.scheduling.retries import last_loss, losses
-from gemmserve_service.scheduling.tasks import ALL_CLASSES, ServiceClass, deferrable, load_plans, plan_of, refusal
+from gemmserve_service.scheduling.tasks import (
+    ALL_CLASSES,
+    SHORT_CLASSES,
+    ServiceClass,
+    deferrable,
+    load_plans,
+    plan_of,
+    refusal,
+)
 from gemmserve_service.scheduling.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -66,7 +74,6 @@ _ROOM_RETRY_S: Final = 1.0  # after which a task is tried again for whose result
 _TRIES: Final = 2  # to find a task for a worker: the first one may find no room, and the second needs none
 _CHECK_RATE: Final = 1e8  # bytes a second that a check gets through at least (docs/reliability.md)
 _MAX_CHECKED: Final = 1024  # problems whose plans are kept
-_SHORT: Final = (ServiceClass.EXPRESS,)
 _LONG: Final = (ServiceClass.INTERACTIVE, ServiceClass.BULK, ServiceClass.LARGE)
 
 log = logging.getLogger(__name__)
@@ -438,7 +445,7 @@ class Scheduler:
                 if not worker.express:
                     self._fill(worker, ALL_CLASSES)
                 else:
-                    self._fill(worker, _SHORT, express=True)
+                    self._fill(worker, SHORT_CLASSES, express=True)
                     self._fill(worker, _LONG, {task.owner for task in worker.express_tasks.values()})
         finally:
             for worker in looked:

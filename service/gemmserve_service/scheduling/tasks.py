@@ -46,17 +46,22 @@ _EXPRESS_S: Final = 5e-3
 class ServiceClass(IntEnum):
     """Class of service: who goes first among the tasks of one owner, and where on a device."""
 
-    EXPRESS = 0
+    PROMPT = 0
+    """Short single products that somebody waits for with an open connection: they go before their owner's express ones.
+    """
+    EXPRESS = 1
     """Short tasks: a device runs them beside its long ones, and before them."""
-    INTERACTIVE = 1
+    INTERACTIVE = 2
     """Single products that somebody waits for with an open connection."""
-    BULK = 2
+    BULK = 3
     """Everything else."""
-    LARGE = 3
+    LARGE = 4
     """Large products, block by block."""
 
 
 ALL_CLASSES: Final = tuple(ServiceClass)
+SHORT_CLASSES: Final = (ServiceClass.PROMPT, ServiceClass.EXPRESS)
+"""Classes of tasks that run beside long ones."""
 
 
 class Listener(Protocol):
@@ -106,6 +111,8 @@ class Task:
     there is, if none of them has it."""
     durable: bool = True
     """Whether it starts again with the server; others are refused when it drains."""
+    waited_for: bool = False
+    """Whether a client waits for it, and for nothing else, with an open connection."""
     attempt: int = 0
     """Times that a worker has been sent it."""
     crashes: int = 0
@@ -161,7 +168,8 @@ class Task:
         if self.blocks is not None:
             self.service_class = ServiceClass.LARGE
         elif seconds <= _EXPRESS_S:
-            self.service_class = ServiceClass.EXPRESS
+            prompt = self.products == 1 and (self.waited_for or not self.durable)
+            self.service_class = ServiceClass.PROMPT if prompt else ServiceClass.EXPRESS
         elif not self.durable and self.products == 1:
             self.service_class = ServiceClass.INTERACTIVE
         else:
@@ -187,7 +195,7 @@ class Task:
     @property
     def express(self) -> bool:
         """Whether it runs beside long tasks, where its worker can have that."""
-        return self.service_class is ServiceClass.EXPRESS and not self.crashes
+        return self.service_class in SHORT_CLASSES and not self.crashes
 
     @cached_property
     def size(self) -> tuple[int, int]:

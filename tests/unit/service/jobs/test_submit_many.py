@@ -87,6 +87,22 @@ async def test_they_go_to_the_worker_in_company(core, fake, gemm, a):
     assert [len(tasks) for _, tasks in fake.sent] == [5]
 
 
+async def test_one_that_is_waited_for_overtakes_them(make_core, make_settings, fake, gemm, put):
+    """Two go before one of several: those that are waited for, as the last of them is, do not hurry."""
+    core = await make_core(make_settings(max_grouped_jobs=1), fake)
+    a = await put(core.store, A)
+    running, _ = await core.jobs.submit(gemm(a, a))
+    many, _ = await core.jobs.submit_many([gemm(a, a, alpha=n) for n in range(2, 7)], waits=True)
+    alone, _ = await core.jobs.submit(gemm(a, a, alpha=8))
+    waited = [(await core.jobs.submit(gemm(a, a, alpha=n), waits=True))[0].id for n in range(9, 12)]
+    order = []
+    while core.scheduler.running:
+        order += fake.running()
+        fake.done()
+    several = [info.id for info in many]
+    assert order == [running.id, *waited[:2], several[0], waited[2], *several[1:], alone.id]
+
+
 async def test_one_that_is_wrong_refuses_all(core, fake, gemm, put, a):
     other = await put(core.store, np.ones((3, 8), "c8"))
     before = unused(core)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from queued_tasks import QueuedTask, drain
 
 from gemmserve_service.scheduling.fair_queue import FairQueue
-from gemmserve_service.scheduling.tasks import ServiceClass
+from gemmserve_service.scheduling.tasks import SHORT_CLASSES, ServiceClass
 
-EXPRESS, INTERACTIVE, BULK, LARGE = ServiceClass
+PROMPT, EXPRESS, INTERACTIVE, BULK, LARGE = ServiceClass
 
 
 def test_one_owner_s_tasks_go_by_priority_and_arrival():
@@ -254,6 +254,47 @@ def test_a_short_task_overtakes_the_bulk_of_its_owner_s_work():
     assert [found.name for found in drain(queue, 3)] == ["short", "one shot", "bulk"]
 
 
+def test_a_prompt_task_overtakes_the_express_ones_of_its_owner():
+    queue = FairQueue()
+    for _ in range(1000):
+        queue.push(QueuedTask("a", 1e-4, name="express", service_class=EXPRESS))
+    drain(queue, 500)
+    queue.push(QueuedTask("a", 1e-5, name="prompt", service_class=PROMPT))
+    assert [found.name for found in drain(queue, 2)] == ["prompt", "express"]
+    queue.push(QueuedTask("a", 1e-5, name="prompt", service_class=PROMPT))
+    queue.push(QueuedTask("a", 1e-4, name="urgent", priority=1, service_class=EXPRESS))
+    assert [found.name for found in drain(queue, 3)] == ["urgent", "prompt", "express"]
+    queue.push(QueuedTask("b", 1e-4, name="b's", service_class=EXPRESS))
+    queue.push(QueuedTask("a", 1e-5, name="prompt", service_class=PROMPT))
+    assert {found.name for found in drain(queue, 2)} == {"prompt", "b's"}, "another owner waits no longer for that"
+
+
+@pytest.mark.parametrize("cost", [1e-6, 1e-3])
+def test_express_tasks_are_not_starved_by_prompt_ones(cost):
+    """One in three is theirs, however short the others are: most of the time that they take is no device's."""
+    queue, served = FairQueue(), Counter()
+    for _ in range(300):
+        queue.push(QueuedTask("a", 1e-4, service_class=EXPRESS))
+    for _ in range(300):
+        while queue.waiting("a") < 600:
+            queue.push(QueuedTask("a", cost, service_class=PROMPT))
+        served[queue.take(lambda _: True, classes=SHORT_CLASSES).service_class] += 1
+    assert served == {PROMPT: 200, EXPRESS: 100}
+
+
+def test_short_tasks_share_what_is_theirs():
+    """Prompt and express ones together have no more of a device than either alone."""
+    queue, served = FairQueue(), Counter()
+    for _ in range(200):
+        queue.push(QueuedTask("a", 0.02))
+    while served[BULK] < 1.0:
+        for service_class in SHORT_CLASSES:
+            queue.push(QueuedTask("a", 1e-3, service_class=service_class))
+        found = queue.take(lambda _: True)
+        served[found.service_class] += found.cost_s
+    assert served[EXPRESS] + served[PROMPT] == pytest.approx(3 * served[BULK], abs=0.2)
+
+
 def test_a_higher_priority_goes_before_a_shorter_task():
     queue = FairQueue()
     queue.push(QueuedTask("a", 0.02, name="urgent bulk", priority=1))
@@ -310,7 +351,7 @@ def test_every_task_is_taken_once_and_in_order_of_arrival_within_its_class(given
         queue.push(task)
     taken = []
     while len(queue):
-        classes = chance.choice([tuple(ServiceClass), (EXPRESS,), (INTERACTIVE, BULK, LARGE)])
+        classes = chance.choice([tuple(ServiceClass), SHORT_CLASSES, (INTERACTIVE, BULK, LARGE)])
         blocks = chance.choice([None, lambda _: True, lambda _: False])
         found = queue.take(lambda _: True, blocks=blocks, classes=classes)
         if found is not None:
