@@ -174,7 +174,7 @@ def auto_beside_the_best():
 
 
 CALLS = [
-    ("complex64 256³, `auto`", "auto 256"),
+    ("complex64 256³, `vendor`", "vendor"),
     ("the same by CuPy's `matmul`", "CuPy matmul 256"),
     ("complex64 256³, `simt`", "simt"),
     ("64 products of 16 x 16 x 16", "small"),

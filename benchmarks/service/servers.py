@@ -261,18 +261,27 @@ class Server:
 
     def cpu_seconds(self):
         """That all of its processes have used."""
-        return sum(processor_seconds(each) for each in self._alive())
+        return sum(used for _, used in self._used())
 
     def cpu_by_role(self):
         """The same for each kind of its processes: the module or script that it runs, or the program's name."""
         found = collections.Counter()
-        for each in self._alive():
-            found[role(each.cmdline())] += processor_seconds(each)
+        for each, used in self._used():
+            found[role(each.cmdline())] += used
         return found
 
     def rss_bytes(self):
         """Resident, of all of its processes; shared pages count in each."""
         return sum(each.memory_info().rss for each in self._alive())
+
+    def _used(self):
+        """Yield each of its processes, and what it has used of processors; none that has ended meanwhile."""
+        for each in self._alive():
+            try:
+                used = processor_seconds(each)
+            except psutil.NoSuchProcess:
+                continue
+            yield each, used
 
     def _alive(self):
         for each in self.processes():

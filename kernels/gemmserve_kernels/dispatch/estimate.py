@@ -54,9 +54,11 @@ _CALL_S: Final = {
     "gram": 20e-6,
     "screen": 20e-6,
 }
-"""Seconds of the host for one of many calls of `gemm`, the plan known, into an array that is there: "wall" of short
-products in tables/sm_90a.json. The vendor's library chooses its kernel anew in every call. Reductions take two to four
-microseconds more, whatever makes them; `gram` and `screen` have as many launches as `wgmma`."""
+"""Seconds of the host for one of many calls of `gemm`, the plan known, into an array that is there, on the faster of
+two hosts of H200s ("wall" of short float32 and complex128 products in tables/sm_90a.json; `mma` and `ozaki` by
+`benchmarks/kernels/host_cost.py`). The vendor's library chooses its kernel anew in every call. Reductions have none of
+their own, though `wgmma` takes about a microsecond more than `simt` there; those of `gram` and `screen` are assumed to
+be `wgmma`'s, and were not measured."""
 
 
 def estimate(

@@ -180,6 +180,21 @@ def test_a_process_s_use_of_processors_is_told_finely() -> None:
         servers.processor_seconds(process)
 
 
+def test_a_process_that_ends_while_it_is_looked_at_is_left_out(monkeypatch) -> None:
+    def used(process):
+        if process.pid != os.getpid():
+            raise psutil.NoSuchProcess(process.pid)
+        return 2.0
+
+    server = servers.Server(servers.Kind("none", "frame", ()))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        both = [psutil.Process(os.getpid()), psutil.Process(child.pid)]
+        monkeypatch.setattr(server, "processes", lambda: both)
+        monkeypatch.setattr(servers, "processor_seconds", used)
+        assert server.cpu_seconds() == sum(server.cpu_by_role().values()) == 2.0
+        child.stdin.close()
+
+
 def test_a_server_s_port_is_none_that_the_system_gives_away() -> None:
     if not servers.PORT_RANGE.is_file():
         pytest.skip("the system does not tell which ports it gives away")
