@@ -83,7 +83,12 @@ QUARTERS: Final = 4
 """Words of a group of what its lines lack at least by their norms: each of a quarter of its lines."""
 MOST_OUTLIERS: Final = 64
 """Outliers of a line at most; MOST_OUTLIERS in cuda/ozaki/params.cuh."""
-_WORTH: Final = {"complex128": (1024, 128), "float64": (2048, 512)}
+_WORTH: Final = {
+    "complex128": (1024, 128),
+    "float64": (2048, 512),
+    "complex64": (1024, 128),
+    "float32": (2048, 512),
+}
 """Where residues begin to save time, and steps of k from there on for each outlier that a line may have: half as many
 in the mean of rows and of columns cost what residues save, at worst."""
 LINES: Final = 128
@@ -101,8 +106,6 @@ def limit(k: int) -> int:
 
 
 def most_outliers(k: int, dtype: np.dtype) -> int:
-    """Return how many outliers a line of k elements may have so that multiplying them apart pays; 0 of single
-    precision, which has no counts.
-    """
-    least, worth = _WORTH.get(np.dtype(dtype).name, (k, 1))
+    """Return how many outliers a line of k elements may have so that multiplying them apart pays."""
+    least, worth = _WORTH[np.dtype(dtype).name]
     return max(0, min(MOST_OUTLIERS, (k - least) // worth))

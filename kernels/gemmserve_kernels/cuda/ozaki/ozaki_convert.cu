@@ -44,7 +44,7 @@ GEMM_DEVICE double lifted(double x, int code, const LineScale& scale) { return (
 GEMM_DEVICE Digits digits_of(double x, double factor) {
     constexpr unsigned long long HALVES = 0x8080808080808080ull;
     unsigned long long digits;
-    if constexpr (GEMM_TALLY) {
+    if constexpr (sizeof(Real<Stored>) == sizeof(double)) {
         // Doubles from 2^64 to 2^65 are multiples of 2^12, those from 2^52 to 2^53 of 1: their bits are integers, but for
         // constants, which are 2^63 of what `top` is shifted to and 0x4338 at the top of `bottom`.
         constexpr double TOP = 27670116110564327424.0, BOTTOM = 6755399441055744.0;  // 1.5 * 2^64, 1.5 * 2^52
@@ -224,16 +224,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ozaki_convert(Conv
     unsigned char* residues = params.residues + matrix * (MODULI * PARTS) * plane;
     const int* codes = line.codes + matrix * line.lines + params.first_line;
     unsigned long long* sums = params.tally.sums + matrix * line.lines + params.first_line;
-    const bool counts = GEMM_TALLY && params.tally.counts;
+    const bool counts = params.tally.counts;
     const Long group = (params.first_line + first) / JUDGED_LINES;
-    if constexpr (GEMM_TALLY) {
-        if (is_lost(params, matrix, group)) {
-            if (counts && thread == 0 && first_k == 0 && (params.first_line + first) % JUDGED_LINES == 0) {
-                params.tally.deficits[matrix * params.tally.groups + group] = Deficits{NEVER, NEVER, NEVER};
-                atomicOr(params.tally.doubt, DOUBTED);
-            }
-            return;
+    if (is_lost(params, matrix, group)) {
+        if (counts && thread == 0 && first_k == 0 && (params.first_line + first) % JUDGED_LINES == 0) {
+            params.tally.deficits[matrix * params.tally.groups + group] = Deficits{NEVER, NEVER, NEVER};
+            atomicOr(params.tally.doubt, DOUBTED);
         }
+        return;
     }
     __shared__ bool last;
     // Lines are counted before anything is written, or the fence would wait for that.
@@ -269,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ozaki_convert(Conv
 #pragma unroll
             for (int p = 0; p < PARTS; ++p) {
                 const double value = lifted(x[i].part[p], code, scale);
-                if (GEMM_TALLY) count.add(p, x[i].part[p], value * scale.second, params.tally.step);
+                count.add(p, x[i].part[p], value * scale.second, params.tally.step);
                 digits[p][i] = digits_of(p == 1 && params.conjugate ? -value : value, scale.second);
             }
         }
@@ -329,9 +327,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ozaki_convert(Conv
             convert(params, digits, residues + residue_offset(first + t, first_k + 4 * lane, params.pitch), plane);
         }
     }
-    if constexpr (GEMM_TALLY) {
-        if (!counts) return;
-        __syncthreads();
-        if (last) judge(params, matrix, group);
-    }
+    if (!counts) return;
+    __syncthreads();
+    if (last) judge(params, matrix, group);
 }
