@@ -19,6 +19,7 @@ from gemmserve_kernels.algorithms.ozaki.params import (
     tally_constants,
 )
 from gemmserve_kernels.device.compiler import KernelSource
+from gemmserve_kernels.problem.operand import real_dtype
 
 if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.ozaki.moduli import Moduli
@@ -248,7 +249,9 @@ class Lines:
         )
         convert_constants(params, self.moduli)
         grid = residues.shape[2] // (8 if self.along_k else 16) * (self.pitch // 128) * residues.shape[0]
-        source = self._source("ozaki_convert", MODULI=str(self.moduli.count))
+        single = real_dtype(self.view.dtype).itemsize == 4
+        short = flag(single and self.moduli.short)
+        source = self._source("ozaki_convert", MODULI=str(self.moduli.count), SHORT=short)
         launcher.launch(source, "ozaki_convert", grid=grid, block=256, shared=0, params=params)
 
 

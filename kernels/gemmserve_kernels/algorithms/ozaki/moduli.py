@@ -95,6 +95,11 @@ class Moduli:
         return tuple(p if p > 128 else 2 * p for p in self.moduli)
 
     @property
+    def short(self) -> bool:
+        """Whether a scaled element fits four bytes with signs, at any k."""
+        return math.sqrt(self.product / 2) < 127 * sum(256**digit for digit in range(4))
+
+    @property
     def planes(self) -> int:
         """Residues of an element."""
         return self.count * self.parts
