@@ -97,7 +97,7 @@ class Moduli:
     @property
     def short(self) -> bool:
         """Whether a scaled element fits four bytes with signs, at any k."""
-        return math.sqrt(self.product / 2) < 127 * sum(256**digit for digit in range(4))
+        return math.sqrt(self.product / 2) < 127 * sum(1 << 8 * digit for digit in range(4))
 
     @property
     def planes(self) -> int:
