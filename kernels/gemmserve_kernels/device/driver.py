@@ -232,8 +232,11 @@ class Stream:
 
     def is_capturing(self) -> bool:
         """Whether what is enqueued on it becomes part of a graph of the caller's, or might; of no other use where the
-        driver is too old for graphs of ours.
+        driver is too old for graphs of ours. The legacy stream, 0, is never recorded (CUDA driver API,
+        cuStreamBeginCapture), and not asked.
         """
+        if not self.handle:
+            return False
         return self._ask is None or self._ask(*self._asked) != 0 or self._status.value != 0
 
 

@@ -78,7 +78,8 @@ class Span:
 def is_apart(out: int, of_out: Span, operands: Sequence[int], spans: Sequence[Span]) -> bool:
     """Whether a result at address `out` shares no byte with any of the `operands`, by the bounds of each."""
     low, high = out + of_out.low, out + of_out.high
-    for address, span in zip(operands, spans, strict=True):
+    for number, span in enumerate(spans):
+        address = operands[number]
         if low < address + span.high and address + span.low < high:
             return False
     return True

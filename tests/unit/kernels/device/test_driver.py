@@ -175,6 +175,7 @@ def test_streams_that_record(told):
         "cuStreamIsCapturing",
     )  # a stream that an other one's recording forbids to be asked
     assert stream.is_capturing()
+    assert not driver.Stream(0).is_capturing()
 
 
 def test_a_driver_without_graphs(monkeypatch):
@@ -186,7 +187,7 @@ def test_a_driver_without_graphs(monkeypatch):
     try:
         with pytest.raises(DeviceError, match="too old"):
             driver.Graph()
-        assert driver.Stream(0).is_capturing()
+        assert driver.Stream(STREAM).is_capturing()
     finally:
         driver._graph_calls.cache_clear()
 
