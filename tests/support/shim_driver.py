@@ -31,11 +31,14 @@ from gemmserve_kernels.algorithms.splits.fallback import FallbackParams  # noqa:
 from gemmserve_kernels.algorithms.splits.reduce_fallback import ReduceFallbackParams  # noqa: E402
 from gemmserve_kernels.algorithms.splits.split import ClearParams, SplitParams  # noqa: E402
 from gemmserve_kernels.algorithms.sums.gemm_reduce import SumsParams  # noqa: E402
-from gemmserve_kernels.device import compiler, driver  # noqa: E402
+from gemmserve_kernels.device import compiler, driver, replay  # noqa: E402
 from gemmserve_kernels.device.element_counts import ReadCountersParams  # noqa: E402
+from gemmserve_kernels.device.launch import CupyLauncher  # noqa: E402
 from gemmserve_kernels.device.spec import KNOWN, DeviceSpec  # noqa: E402
 from gemmserve_kernels.device.struct_params import CombineParams, GemmParams, GemmReduceParams  # noqa: E402
+from gemmserve_kernels.device.tensor_map import MAP_BYTES, Box, TensorMap  # noqa: E402
 from gemmserve_kernels.dispatch import gemm as gemm_module  # noqa: E402
+from gemmserve_kernels.dispatch import gemm_reduce as reduce_module  # noqa: E402
 from gemmserve_kernels.freivalds import device as freivalds_device  # noqa: E402
 from gemmserve_kernels.freivalds import freivalds_check, sampled_device  # noqa: E402
 from gemmserve_kernels.freivalds.sampled_reductions import sampled_reduction_errors  # noqa: E402
@@ -334,6 +337,53 @@ def check_arguments_that_the_driver_did_not_take():
         Graph.set_kernel = set_kernel
 
 
+class Mapped(ctypes.Structure):
+    """Arguments of a kernel that nobody runs."""
+
+    _fields_ = (("map", TensorMap), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64))
+
+
+def check_addresses_after_a_tensor_map_that_the_driver_refused():
+    box, refused, seen = Box((64, 4), (64, 4)), [], []
+
+    def encode(self, address):
+        if address in refused:
+            raise DeviceError("a tensor map")
+        return TensorMap((ctypes.c_uint64 * (MAP_BYTES // 8))(address))
+
+    def record(recorder):
+        a, b = (recorder.argument((4, 64), np.dtype("f2"), (128, 2)) for _ in range(2))
+        params = Mapped(recorder.tensor_map(box, recorder.pointer(b)), recorder.pointer(a), recorder.pointer(b))
+        recorder.launch(compiler.KernelSource("none", ()), "none", grid=1, block=32, shared=0, params=params)
+        return 2
+
+    def look(config, function, pointers, extra):
+        (pointer,) = (ctypes.c_void_p * 1).from_address(pointers)
+        words = Mapped.from_address(pointer)
+        seen.append((words.map.words[0], words.a, words.b))
+        return 0
+
+    loading, encoding, known = compiler.load, Box.encode, driver.launcher
+    compiler.load = lambda *_: SimpleNamespace(kernel=SimpleNamespace(ptr=1), max_dynamic_shared_size_bytes=0)
+    Box.encode, driver.launcher = encode, lambda: look
+    try:
+        ready = CupyLauncher(KNOWN["H200"]).ready(replay.record(KNOWN["H200"], 100, record))
+        first, second, third = ((number << 40, number << 41) for number in (1, 3, 5))
+        ready.run(first)
+        ready.run(second)
+        refused.append(third[1])
+        try:
+            ready.run(third)
+        except DeviceError:
+            refused.clear()
+        assert not refused
+        for each in (first, third, second, first):
+            ready.run(each)
+    finally:
+        compiler.load, Box.encode, driver.launcher = loading, encoding, known
+    assert seen == [(b, a, b) for a, b in (first, second, first, third, second, first)], seen
+
+
 def check_one_kernel_is_no_graph():
     made = Graph.made
     alternating(CONFIGS["simt"], 5)
@@ -622,10 +672,17 @@ def check_given_arrays_of_reductions_that_overlap_only_sometimes():
     x, y, out = put(a), put(b), put(np.zeros(32, "f4"))
     expected = np.abs(a.astype("f8") @ b).max(0)
     options = {"reduce": "absmax", "config": GemmConfig(algorithm="simt")}
-    for _ in range(3):
-        assert gemm_reduce(x, y, out={"absmax": out}, **options) is out
-        agree(out, expected)
-    assert gemm_reduce(x, y, out={"absmax": x[1]}, **options) is not out
+    asked, long_way = reduce_module._on_device, []
+    reduce_module._on_device = lambda *arguments: long_way.append(arguments) or asked(*arguments)
+    try:
+        for _ in range(3):
+            assert gemm_reduce(x, y, out={"absmax": out}, **options) is out
+            agree(out, expected)
+        assert len(long_way) == 1
+        gemm_reduce(x, y, out={"absmax": x[1]}, **options)
+        assert len(long_way) == 2
+    finally:
+        reduce_module._on_device = asked
     agree(x[1], expected)
     np.testing.assert_array_equal(x[2:].get(), a[2:])
 
