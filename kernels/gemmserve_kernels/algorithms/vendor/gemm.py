@@ -71,12 +71,13 @@ class BlasCall:
             _store(result, out, planar=problem.planar)
 
     @property
-    def enqueue(self) -> Callable[[tuple[int, int, int]], None] | None:
+    def enqueue(self) -> Callable[[tuple[int, ...]], None] | None:
         """The call without C, for the addresses of A, B and the result; None where arrays may have to be copied."""
         return None if self._copies or self._plan.dtype == np.float16 else self._enqueue
 
-    def _enqueue(self, addresses: tuple[int, int, int]) -> None:
-        self._call(*addresses, self._zero)
+    def _enqueue(self, addresses: tuple[int, ...]) -> None:
+        a, b, d = addresses
+        self._call(a, b, d, self._zero)
 
     def _call(self, a: int, b: int, d: int, beta: _HostScalar) -> None:
         blas, swapped = self._blas, self._plan.swapped
