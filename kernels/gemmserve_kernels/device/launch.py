@@ -16,14 +16,14 @@ import numpy as np
 
 from gemmserve_kernels.device import compiler, driver
 from gemmserve_kernels.device.element_counts import counters_of
-from gemmserve_kernels.device.replay import Clear
+from gemmserve_kernels.device.replay import Call, Clear, Launch
 from gemmserve_kernels.problem.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gemmserve_kernels.device.compiler import KernelSource
-    from gemmserve_kernels.device.replay import Launch, Program
+    from gemmserve_kernels.device.replay import Program, Routine
     from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_kernels.device.tensor_map import Box, TensorMap
 
@@ -82,6 +82,9 @@ class Launcher(Protocol):
 
         `dependent`: the kernel waits itself for the one ahead of it, and may be started before that has ended.
         """
+
+    def call(self, routine: Routine, addresses: tuple[int, ...]) -> None:
+        """Enqueues a routine of a library, on arrays at these addresses. Raises DeviceError."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,10 @@ class CupyLauncher:
         packed = np.frombuffer(bytes(params), dtype=f"V{ctypes.sizeof(params)}")
         kernel((grid,), (block,), (packed,), shared_mem=shared)
 
+    def call(self, routine: Routine, addresses: tuple[int, ...]) -> None:
+        """See Launcher."""
+        routine.enqueue(addresses)
+
     def run(self, program: Program, addresses: Sequence[int]) -> None:
         """Enqueues all of `program`, its arguments at `addresses`."""
         self.ready(program).run(tuple(addresses))
@@ -212,7 +219,7 @@ class _Replay:
 
     From the third run on, several steps are enqueued at once, as a graph for each stream (launches of one graph do not
     overlap), in which only kernels are set anew that such words belong to. To set one and launch a graph takes as long
-    as to launch a kernel.
+    as to launch a kernel. Routines of libraries are called every time, and launches beside them are made one by one.
     """
 
     _MAX_MAPS: Final = 512
@@ -236,17 +243,18 @@ class _Replay:
         kept = np.array(program.words)  # those that no address is added to stay as they are
         self._words = kept.data
         self._places = [_places(program, number) for number in range(1, len(self._bases) + 1)]
-        launches = [step for step in program.steps if not isinstance(step, Clear)]
+        launches = [step for step in program.steps if isinstance(step, Launch)]
         self._pointers = (ctypes.c_void_p * len(launches))(*(kept.ctypes.data + 8 * launch.word for launch in launches))
         self._configs: list[driver.LaunchConfig] = []
         self._kernels: list[Any] = []  # their modules must stay loaded
-        self._steps: list[Clear | tuple[str, int, int, int]] = []
+        self._steps: list[Clear | Call | tuple[str, int, int, int]] = []
         for step in program.steps:
-            self._steps.append(step if isinstance(step, Clear) else self._ready(step, arch, device))
+            self._steps.append(self._ready(step, arch, device) if isinstance(step, Launch) else step)
         self._users = [_users(program, number) for number in range(1, len(self._bases) + 1)]
         self._singly = self._SINGLY
         self._graphs: dict[int, _Graph] = {}
-        self._most_graphs = self._MAX_GRAPHS if len(self._steps) > 1 else 0
+        calls = any(isinstance(step, Call) for step in self._steps)
+        self._most_graphs = self._MAX_GRAPHS if len(self._steps) > 1 and not calls else 0
 
     def _ready(self, launch: Launch, arch: str, device: int) -> tuple[str, int, int, int]:
         """Name, and the addresses of configuration, function and argument pointer."""
@@ -294,6 +302,9 @@ class _Replay:
                 code = driver.filler()(workspace + step.offset, 0, step.nbytes, stream)
                 driver.check(code, "clearing memory")
                 continue
+            if isinstance(step, Call):
+                step.routine.enqueue(tuple(self._words[step.word : step.word + step.count].tolist()))
+                continue
             name, config_at, function, pointer = step
             if code := launch(config_at, function, pointer, None):
                 driver.check(code, f"launch of {name}")
@@ -302,8 +313,9 @@ class _Replay:
         """A graph for `stream`; None where there are enough of them, or the driver makes none."""
         if len(self._graphs) >= self._most_graphs:
             return None
+        steps = [step for step in self._steps if not isinstance(step, Call)]  # of which there are none
         try:
-            made = self._graphs[stream] = _Graph(self._steps, self._configs, self._now)
+            made = self._graphs[stream] = _Graph(steps, self._configs, self._now)
         except DeviceError:  # one launch after another does as well, and says what else is wrong with the device
             self._most_graphs = 0
             return None
