@@ -33,9 +33,7 @@ PANEL: Final = 1 << 30
 _ROWS: Final = 256
 """Rows of a panel are a multiple of this, where it has not all."""
 _FOLDED: Final = 64
-"""Elements that one thread folds before sums are in double."""
-_FOLDED_DOUBLE: Final = 128
-"""The same where they always are."""
+"""Elements that one thread folds."""
 _LANES: Final = 32
 """Neighbours that fold a row together, at most."""
 _LEAST_FOLDED: Final = 4
@@ -168,8 +166,7 @@ class _Shares:
         down = problem.return_c and problem.over_rows
         whole = Panels.of(problem, problem.accumulate.itemsize).extent
         lanes = 1 if down else min(_LANES, 1 << (-(-whole // _LEAST_FOLDED) - 1).bit_length())
-        folded = _FOLDED_DOUBLE if problem.accumulate.name in {"float64", "complex128"} else _FOLDED
-        return cls(folded * lanes, -(-whole // (folded * lanes)), lanes, down)
+        return cls(_FOLDED * lanes, -(-whole // (_FOLDED * lanes)), lanes, down)
 
 
 def panel_bytes(problem: GemmReduceProblem, itemsize: int) -> int:

@@ -1,6 +1,7 @@
 // Reductions of the rows of a product that lies in memory: one partial for each row and share of its columns (combine.cu
 // folds them). LANES neighbours of a warp have a share, each of them every LANES-th element. Where what is reduced lies apart
-// and rows are neighbours in memory (DOWN), the next thread has the share of the next row.
+// and rows are neighbours in memory (DOWN), the next thread has the share of the next row. Elements are read once, however
+// many reductions there are: DEPTH of a thread are on their way at once, and are folded before sums are in double.
 #include "../common/memory/lanes.cuh"
 #include "../common/raster.cuh"
 #include "pre_op.cuh"
@@ -23,7 +24,7 @@ using Acc = GEMM_TYPE_ACC;
 using Value = PreOpValue<GEMM_PRE_OP, Acc>;
 constexpr bool PLANAR = GEMM_PLANAR, DOWN = GEMM_DOWN;
 constexpr int LANES = GEMM_LANES;  // 1 where DOWN; a power of two
-constexpr int THREADS = 256;
+constexpr int THREADS = 256, DEPTH = 8;
 
 GEMM_DEVICE Acc read(const MatrixParams& matrix, Long offset) {
     const Stored first = static_cast<const Stored*>(matrix.re)[offset];
@@ -32,6 +33,21 @@ GEMM_DEVICE Acc read(const MatrixParams& matrix, Long offset) {
     } else {
         return widen<Acc>(first);
     }
+}
+
+template <class Each>
+struct Held {
+    typename Each::Partial partial;
+};
+template <Kind KIND>
+struct NotHeld {};
+template <Kind KIND>
+using Kept = Select<(GEMM_REDUCTIONS >> KIND & 1u) != 0, Held<Reduction<KIND, Value>>, NotHeld<KIND>>;
+struct AllKept : Kept<SUM>, Kept<SUMSQ>, Kept<MAX>, Kept<MIN>, Kept<ABSMAX>, Kept<ABSMIN>, Kept<ARGMAX>, Kept<ARGMIN> {};
+
+template <class Each>
+GEMM_DEVICE typename Each::Partial& partial_of(AllKept& kept) {
+    return static_cast<Held<Each>&>(kept).partial;
 }
 
 struct Share {
@@ -62,14 +78,33 @@ extern "C" __global__ void __launch_bounds__(THREADS) stored_reduce(StoredReduce
     const Long output = params.reduce_batch ? row : batch * params.m + row;
     const Long slot = (params.reduce_batch ? batch * params.parts : 0) + share.part;
     const Long first_index = (params.reduce_batch ? batch * params.n : 0) + first;
+    AllKept kept;
     for_each_reduction<GEMM_REDUCTIONS, Value>([&](auto reduction) {
         using Each = decltype(reduction);
-        auto partial = Each::lift(
-            fold_elements<Each>([&](auto fold) {
-#pragma unroll 4
-                for (int j = lane; j < count; j += LANES) fold(apply<GEMM_PRE_OP>(read(params.d, from + j * step)), j);
-            }),
-            first_index);
+        partial_of<Each>(kept) = Each::identity();
+    });
+#pragma unroll 1
+    for (int at = lane; at < count; at += DEPTH * LANES) {
+        Value x[DEPTH];
+#pragma unroll
+        for (int d = 0; d < DEPTH; ++d) {
+            const int j = at + d * LANES;
+            if (j < count) x[d] = apply<GEMM_PRE_OP>(read(params.d, from + j * step));
+        }
+        for_each_reduction<GEMM_REDUCTIONS, Value>([&](auto reduction) {
+            using Each = decltype(reduction);
+            const auto local = fold_elements<Each>([&](auto fold) {
+#pragma unroll
+                for (int d = 0; d < DEPTH; ++d) {
+                    if (at + d * LANES < count) fold(x[d], at + d * LANES);
+                }
+            });
+            Each::merge(partial_of<Each>(kept), Each::lift(local, first_index));
+        });
+    }
+    for_each_reduction<GEMM_REDUCTIONS, Value>([&](auto reduction) {
+        using Each = decltype(reduction);
+        auto& partial = partial_of<Each>(kept);
 #pragma unroll
         for (int near = LANES / 2; near > 0; near /= 2) Each::merge(partial, of_neighbour(partial, near));
         if (there && lane == 0) Each::store(params.partial, slot * params.outputs + output, partial);

@@ -84,6 +84,11 @@ def test_a_batch_that_repeats(monkeypatch):
     check(a[:, 0], b[0], reduce="absmin", axis="n")
 
 
+def test_sums_without_an_order_have_one():
+    a, b = random(1, "float64", 3, 20, 130), random(2, "float64", 3, 130, 30)
+    check(a, b, reduce=["sum", "sumsq", "max"], axis=["n", "batch"], reproducible=False)
+
+
 def test_what_is_reduced_are_the_products_bits():
     on, a, b = machine(), random(1, "float64", 70, 300), random(2, "float64", 300, 41)
     problem = GemmProblem.build(Operand.of(a), Operand.of(b))
