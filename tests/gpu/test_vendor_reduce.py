@@ -1,4 +1,4 @@
-"""Reductions of the vendor's products on the device: dtypes, axes, layouts, panels, copies; the same bits every time."""
+"""Reductions of the vendor's products on the device: dtypes, axes, layouts, panels, copies; the same bits."""
 
 from __future__ import annotations
 

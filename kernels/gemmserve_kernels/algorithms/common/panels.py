@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 PANEL: Final = 1 << 30
 _ROWS: Final = 256
-"""Rows of a panel are a multiple of this, where it has not all."""
+"""Rows of a panel are a multiple of this, where it has not all; of half of it, and so on, where rows are very long."""
+_LEAST_ROWS: Final = 32
 _FOLDED: Final = 64
 """Elements that one thread folds."""
 _LANES: Final = 32
@@ -68,7 +69,7 @@ class Panels:
 
     @classmethod
     def of(cls, problem: GemmReduceProblem, itemsize: int) -> Panels:
-        """Of the product of `problem` in elements of so many bytes."""
+        """The cut of the product of `problem` in elements of so many bytes."""
         rows, extent = (problem.n, problem.m) if problem.over_rows else (problem.m, problem.n)
         first = problem.batch_shape[0] if problem.batch_shape else 1
         return cls(first, problem.batch // max(first, 1), rows, extent, itemsize)
@@ -87,15 +88,22 @@ class Panels:
         """Why the product cannot be cut into panels, or None."""
         if self.nbytes == 0:
             return "an empty product"
-        if self.bytes_of(1, min(_ROWS, self.rows)) > PANEL:
-            return f"{_ROWS} rows of the matrices along one axis of the batch take more than {PANEL >> 20} MiB"
+        if self.bytes_of(1, min(_LEAST_ROWS, self.rows)) > PANEL:
+            return f"{_LEAST_ROWS} rows of the matrices along one axis of the batch take more than {PANEL >> 20} MiB"
         return None
+
+    @property
+    def _step(self) -> int:
+        step = _ROWS
+        while step > _LEAST_ROWS and self.bytes_of(1, step) > PANEL:
+            step //= 2
+        return step
 
     def __iter__(self) -> Iterator[tuple[int, int, int, int]]:
         """First place and places along the axis, first row and rows of each panel."""
         count, rows = max(1, PANEL // self.bytes_of(1, self.rows)), self.rows
         if self.bytes_of(1, rows) > PANEL:
-            rows = max(_ROWS, PANEL // self.bytes_of(1, 1) // _ROWS * _ROWS)
+            rows = max(self._step, PANEL // self.bytes_of(1, 1) // self._step * self._step)
         for first in range(0, self.first, count):
             for row in range(0, self.rows, rows):
                 yield first, min(count, self.first - first), row, min(rows, self.rows - row)

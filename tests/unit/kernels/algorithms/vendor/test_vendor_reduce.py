@@ -10,6 +10,7 @@ from reduce_cases import COMPLEX, REAL, build, exact, logical
 from simt_cases import ShimMachine, assert_reduced, random, strided
 from simt_shim import ORDERS, ShimLauncher
 
+from gemmserve_kernels import GemmReduceProblem, Operand
 from gemmserve_kernels.algorithms.common import panels
 from gemmserve_kernels.algorithms.vendor import gemm_reduce
 from gemmserve_kernels.device.spec import KNOWN
@@ -252,5 +253,9 @@ def test_what_it_refuses(small_panels):
     assert "returned in complex64" in reason(single, single, compute="fp64", return_c=True)
     many = np.broadcast_to(random(1, "float32", 40, 50, 8, 8).transpose(1, 0, 2, 3), (50, 40, 8, 8))
     assert "calls" in reason(many, random(2, "float32", 8, 8))
+    long = Operand.contiguous((1 << 21, 8), "float32"), Operand.contiguous((8, 4096), "float32")
+    problem = GemmReduceProblem.build(*long, reduce="max", axis="m")
+    assert gemm_reduce.supports(problem, spec) is None
+    assert {rows for _, _, _, rows in panels.Panels.of(problem, 4)} == {128}
     small_panels(1000)
     assert "MiB" in reason(single, single)
