@@ -112,7 +112,7 @@ _DOUBLE: Final = (np.dtype(np.float64), np.dtype(np.complex128))
 _COPY_RATE: Final = 3.5e12
 """Bytes a second of a strided copy on an H200."""
 _PANELS_DOUBT: Final = 1.6
-"""Factor of reductions of products in memory, for want of measurements: a batch by residues took half as long again as
+"""Factor of reductions of products by residues, for want of measurements: a batch took half as long again as
 is estimated (complex128, 8 x 1024 x 1024 x 512, an H100: 0.70 ms)."""
 _LAUNCH_S: Final = 1e-5
 """Seconds of one more copy: its kernel and its allocation."""

@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gemmserve_kernels.algorithms.common.panels import (
     Panels,
     lying_sides,
@@ -44,9 +46,11 @@ def _unfit(problem: GemmReduceProblem) -> str | None:
     if not problem.return_c and panels.unfit is not None:
         return panels.unfit
     try:
-        readable = as_readable(problem)
-        for panel in panels_of(readable, *lying_sides(readable), problem.accumulate.itemsize):
-            _calls(panel.product)
+        _, plan = whole_calls(problem)
+        if plan.dtype == np.float16:  # other panels are no harder to express than all of them together
+            readable = as_readable(problem)
+            for panel in panels_of(readable, *lying_sides(readable), problem.accumulate.itemsize):
+                _calls(panel.product)
     except NotExpressible as error:
         return str(error)
     return None
@@ -63,6 +67,7 @@ def _calls(product: GemmProblem) -> BlasPlan:
     return lower(product, Operand.contiguous(shape, product.accumulate))
 
 
+@lru_cache(maxsize=1024)
 def whole_calls(problem: GemmReduceProblem) -> tuple[GemmProblem, BlasPlan]:
     """The product that is made, of all panels together, and what its calls copy. Raises NotExpressible."""
     product = whole_product(problem)
