@@ -35,10 +35,9 @@ _ROWS: Final = 256
 _LEAST_ROWS: Final = 32
 _FOLDED: Final = 64
 """Elements that one thread folds."""
-_LANES: Final = 32
-"""Neighbours that fold a row together, at most."""
-_LEAST_FOLDED: Final = 4
-"""Elements that each of them has at least, where there are as many."""
+_LANES: Final = ((4, 1), (16, 4), (64, 16))
+"""Neighbours that fold a row together, by the longest one: four elements each."""
+_MOST_LANES: Final = 32
 _THREADS: Final = 256
 _TRANSPOSED: Final[dict[str, Trans]] = {"N": "T", "T": "N", "C": "R", "R": "C"}
 
@@ -173,7 +172,7 @@ class _Shares:
     def of(cls, problem: GemmReduceProblem) -> _Shares:
         down = problem.return_c and problem.over_rows
         whole = Panels.of(problem, problem.accumulate.itemsize).extent
-        lanes = 1 if down else min(_LANES, 1 << (-(-whole // _LEAST_FOLDED) - 1).bit_length())
+        lanes = 1 if down else next((lanes for longest, lanes in _LANES if whole <= longest), _MOST_LANES)
         return cls(_FOLDED * lanes, -(-whole // (_FOLDED * lanes)), lanes, down)
 
 

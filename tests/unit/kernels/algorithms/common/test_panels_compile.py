@@ -49,6 +49,8 @@ def test_elsewhere(case, arch):
 
 
 def test_short_rows_have_fewer_lanes():
-    lanes = {columns: dict(source("float32", columns, reduce="max").defines)["LANES"] for columns in (1, 5, 64, 4096)}
-    assert lanes == {1: "1", 5: "2", 64: "16", 4096: "32"}
+    lanes = {
+        columns: dict(source("float32", columns, reduce="max").defines)["LANES"] for columns in (1, 5, 17, 64, 4096)
+    }
+    assert lanes == {1: "1", 5: "4", 17: "16", 64: "16", 4096: "32"}
     check(source("float32", 64, reduce=EVERY), "float32", "sm_90a")
