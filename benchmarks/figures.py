@@ -161,6 +161,30 @@ def double_beside_emulation():
     return "\n\n" + "\n".join(lines) + "\n\n"
 
 
+def single_by_residues():
+    """Return the table of complex64 products through residues beside `auto`."""
+    rows = report("second-wave-nvidia-h200")["rows"]
+    lines = ["| | ms | TF | error | worst element, u |", "|---|---|---|---|---|"]
+    shown = {
+        ("auto", "gemmserve"): "`auto`",
+        ("auto", "prepared"): "`auto`, operands prepared",
+        ("ozaki", "gemmserve"): "`ozaki`",
+        ("ozaki", "prepared"): "`ozaki`, operands prepared",
+        ("auto", "vendor BLAS"): "cuBLAS, FP32",
+    }
+    for case in (HEADLINE, cube(8192)):
+        for (compute, who), name in shown.items():
+            row = next(
+                each
+                for each in rows
+                if (each["dtype"], each["case"], each["compute"], each["who"]) == ("complex64", case, compute, who)
+            )
+            cells = digits(row["seconds"] * 1e3, 3), f"{row['tflops']:.0f}", f"{row['rel_fro']:.1e}"
+            cells = *cells, digits(row["element"], 2)
+            lines.append(f"| {case}, {name} | {' | '.join(cells)} |")
+    return "\n\n" + "\n".join(lines) + "\n\n"
+
+
 def spikes_beside_emulation():
     """Return how many times as long as `auto` a newer cuBLAS's dynamic emulation takes for data with spikes."""
     rows = [row for row in report("second-wave-nvidia-h200")["rows"] if row["init"] == "spikes"]
@@ -487,6 +511,7 @@ FIGURES = {
     "kernels": compared,
     "kernels.spikes": spikes_beside_emulation,
     "kernels.double": double_beside_emulation,
+    "kernels.single-residues": single_by_residues,
     "kernels.auto-beside-best": auto_beside_the_best,
     "kernels.headline": lambda: milliseconds(kernel("gemmserve", "headline", HEADLINE)["seconds"], 2),
     "kernels.1024": lambda: milliseconds(kernel("gemmserve", "square", cube(1024))["seconds"], 3),

@@ -133,11 +133,11 @@ def empty_launch(cupy):
     config = driver.LaunchConfig.of(1, 32, 0)
     word = ctypes.c_uint64(0)
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(word))
-    launch, function = driver.launcher(), kernel.kernel.ptr
-    at, argument = ctypes.addressof(config), ctypes.addressof(pointers)
+    launch, places = driver.launcher(), (ctypes.addressof(config), kernel.kernel.ptr, ctypes.addressof(pointers))
+    arguments = (*map(driver.argument, places), None)
 
     def run():
-        if code := launch(at, function, argument, None):
+        if code := launch(*arguments):
             driver.check(code, "launch of nothing")
         return config, word, pointers, kernel  # alive as long as this is
 

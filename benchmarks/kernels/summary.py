@@ -198,10 +198,16 @@ def _second_wave(rows):
         best = _fastest(found, lambda row, found=found: _in_the_rule(row, found))
         name = f"complex128 8192^3, {init}, over dynamic bits, accuracy rule kept"
         yield name, "x", 1.3, 1.5, _times(found.get(DYNAMIC), best)
-    found = of(m=3456, n=4096, k=4096)
-    ours = found.get("prepared")
-    kept = ours and _in_the_rule(ours, found)
-    yield "complex64 3456x4096x4096 prepared, accuracy rule kept", "TF", 265, 320, _rate(ours) if kept else None
+    for shape in ({"m": 3456, "n": 4096, "k": 4096}, {"m": 8192, "n": 8192, "k": 8192, "batch": 1}):
+        by_mode = {compute: of(**shape, compute=compute, dtype="complex64") for compute in ("auto", "ozaki")}
+        rates = {compute: _prepared_rate(found) for compute, found in by_mode.items()}
+        name = "complex64 " + "x".join(str(shape[side]) for side in "mnk")
+        targets = (265, 320) if shape["m"] == 3456 else (None, None)
+        best = max(filter(None, rates.values()), default=None)
+        yield f"{name} prepared, accuracy rule kept", "TF", *targets, best
+        yield f"{name} prepared, by 3xfp16", "TF", None, None, rates["auto"]
+        both = (by_mode["auto"].get("gemmserve"), by_mode["ozaki"].get("gemmserve"))
+        yield f"{name}, eight residues over auto, as they come", "x", None, None, _times(*both)
     for (m, n, k), target, stretch in SECOND_THIN:
         yield f"complex64 {m}x{n}x{k}, over cuBLAS", "x", target, stretch, _over_rivals(of(m=m, n=n, k=k))
     for n, target, stretch in SECOND_BATCHED:
@@ -237,6 +243,12 @@ def _over_rivals(found):
     """The fastest plain rival's time over that of `auto`."""
     ratios = [_times(found.get(who), found.get("gemmserve")) for who in PLAIN_RIVALS]
     return min(filter(None, ratios), default=None)
+
+
+def _prepared_rate(found):
+    """The rate of prepared operands, where the promise of elements is kept."""
+    ours = found.get("prepared")
+    return _rate(ours) if ours and _in_the_rule(ours, found) else None
 
 
 def _fastest(found, allowed):

@@ -33,11 +33,14 @@ from gemmserve_kernels.algorithms.splits.fallback import FallbackParams  # noqa:
 from gemmserve_kernels.algorithms.splits.reduce_fallback import ReduceFallbackParams  # noqa: E402
 from gemmserve_kernels.algorithms.splits.split import ClearParams, SplitParams  # noqa: E402
 from gemmserve_kernels.algorithms.sums.gemm_reduce import SumsParams  # noqa: E402
-from gemmserve_kernels.device import compiler, driver  # noqa: E402
+from gemmserve_kernels.device import compiler, driver, replay  # noqa: E402
 from gemmserve_kernels.device.element_counts import ReadCountersParams  # noqa: E402
+from gemmserve_kernels.device.launch import CupyLauncher  # noqa: E402
 from gemmserve_kernels.device.spec import KNOWN, DeviceSpec  # noqa: E402
 from gemmserve_kernels.device.struct_params import CombineParams, GemmParams, GemmReduceParams  # noqa: E402
+from gemmserve_kernels.device.tensor_map import MAP_BYTES, Box, TensorMap  # noqa: E402
 from gemmserve_kernels.dispatch import gemm as gemm_module  # noqa: E402
+from gemmserve_kernels.dispatch import gemm_reduce as reduce_module  # noqa: E402
 from gemmserve_kernels.freivalds import device as freivalds_device  # noqa: E402
 from gemmserve_kernels.freivalds import freivalds_check, sampled_device  # noqa: E402
 from gemmserve_kernels.freivalds.sampled_reductions import sampled_reduction_errors  # noqa: E402
@@ -139,9 +142,9 @@ class Graph:
     def launch(self, stream):
         for node in self.nodes:
             if len(node) == 2:
-                fill(node[0], 0, node[1], stream)
+                fill(node[0], 0, node[1], stream.handle)
             else:
-                run_kernel(node[0], node[1], node[3], stream)
+                run_kernel(node[0], node[1], node[3], stream.handle)
 
 
 def fill(address, value, nbytes, stream):
@@ -153,7 +156,8 @@ compiler.load = load
 driver.launcher = lambda: launch
 driver.filler = lambda: fill
 driver.Graph = Graph
-driver.is_capturing = lambda stream: bool(captured)
+driver.Stream.is_capturing = lambda stream: bool(captured)
+driver.argument = lambda address: address
 DeviceSpec.of = classmethod(lambda cls, ordinal: KNOWN["A100"])
 
 
@@ -252,14 +256,16 @@ PLANES = CONFIGS["planes"]
 def check_graphs_take_what_has_moved():
     made, before = Graph.made, len(singly)
     alternating(PLANES, 7)
-    assert Graph.made == made + 1
+    assert Graph.made == made + 2  # for each set of addresses that is kept
     a, b = pair(1, m=41, n=33, k=90)
     kernels_of_one = (len(singly) - before) // 2  # two runs were made of single launches
-    x, y, out = put(a), put(b), put(np.zeros((41, 33), "c8"))
-    for _ in range(3):
-        gemm(x, y, out=out, **PLANES)
+    *pairs, last = [(put(a), put(b)) for _ in range(6)]
+    out = put(np.zeros((41, 33), "c8"))
+    for pair_of_arrays in pairs:
+        gemm(*pair_of_arrays, out=out, **PLANES)
     del set_anew[:]
-    gemm(put(a), put(b), out=out, **PLANES)
+    out.fill(0)
+    gemm(*last, out=out, **PLANES)
     assert 0 < len(set_anew) <= kernels_of_one + 1, (set_anew, kernels_of_one)
     agree(out, a.astype("c16") @ b)
 
@@ -279,6 +285,106 @@ def check_graphs_set_nothing_where_nothing_has_moved():
         cupy.cuda.alloc = of
     assert not set_anew, set_anew
     agree(out, a.astype("c16") @ b)
+
+
+def check_results_that_take_turns_between_two_places():
+    """Nothing is set; what lies in a third place, or where the operands are others, is."""
+    a, b = pair(1, m=53, n=35, k=90)
+    x, y, expected = put(a), put(b), a.astype("c16") @ b
+    outs = [put(np.zeros((53, 35), "c8")) for _ in range(3)]
+    of = cupy.cuda.alloc
+    cupy.cuda.alloc = functools.cache(of)  # the same workspace every time
+    try:
+        for number in range(6):
+            gemm(x, y, out=outs[number % 2], **PLANES)
+        made = Graph.made
+        for number, anew in ((0, False), (1, False), (2, True), (1, False), (2, False), (0, True)):
+            del set_anew[:]
+            outs[number].fill(0)
+            gemm(x, y, out=outs[number], **PLANES)
+            agree(outs[number], expected)
+            assert bool(set_anew) == anew, (number, set_anew)
+        other = random(7, "c8", 53, 90)
+        agree(gemm(put(other), y, out=outs[2], **PLANES), other.astype("c16") @ b)
+        agree(gemm(x, y, out=outs[1], **PLANES), expected)
+    finally:
+        cupy.cuda.alloc = of
+    assert Graph.made == made
+
+
+def check_arguments_that_the_driver_did_not_take():
+    """They are given again with the next call, though its addresses are the same."""
+    a, b = pair(1, m=55, n=35, k=90)
+    x, y, expected = put(a), put(b), a.astype("c16") @ b
+    outs = [put(np.zeros((55, 35), "c8")) for _ in range(6)]
+    for out in outs[:5]:
+        gemm(x, y, out=out, **PLANES)
+    set_kernel, failing = Graph.set_kernel, [True]
+
+    def fails(self, number):
+        if failing:
+            failing.clear()
+            raise DeviceError("set")
+        set_kernel(self, number)
+
+    Graph.set_kernel = fails
+    try:
+        try:
+            gemm(x, y, out=outs[5], **PLANES)
+        except DeviceError:
+            assert not failing
+        else:
+            raise AssertionError("no error")
+        agree(gemm(x, y, out=outs[5], **PLANES), expected)
+    finally:
+        Graph.set_kernel = set_kernel
+
+
+class Mapped(ctypes.Structure):
+    """Arguments of a kernel that nobody runs."""
+
+    _fields_ = (("map", TensorMap), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64))
+
+
+def check_addresses_after_a_tensor_map_that_the_driver_refused():
+    box, refused, seen = Box((64, 4), (64, 4)), [], []
+
+    def encode(self, address):
+        if address in refused:
+            raise DeviceError("a tensor map")
+        return TensorMap((ctypes.c_uint64 * (MAP_BYTES // 8))(address))
+
+    def record(recorder):
+        a, b = (recorder.argument((4, 64), np.dtype("f2"), (128, 2)) for _ in range(2))
+        params = Mapped(recorder.tensor_map(box, recorder.pointer(b)), recorder.pointer(a), recorder.pointer(b))
+        recorder.launch(compiler.KernelSource("none", ()), "none", grid=1, block=32, shared=0, params=params)
+        return 2
+
+    def look(config, function, pointers, extra):
+        (pointer,) = (ctypes.c_void_p * 1).from_address(pointers)
+        words = Mapped.from_address(pointer)
+        seen.append((words.map.words[0], words.a, words.b))
+        return 0
+
+    loading, encoding, known = compiler.load, Box.encode, driver.launcher
+    compiler.load = lambda *_: SimpleNamespace(kernel=SimpleNamespace(ptr=1), max_dynamic_shared_size_bytes=0)
+    Box.encode, driver.launcher = encode, lambda: look
+    try:
+        ready = CupyLauncher(KNOWN["H200"]).ready(replay.record(KNOWN["H200"], 100, record))
+        first, second, third = ((number << 40, number << 41) for number in (1, 3, 5))
+        ready.run(first)
+        ready.run(second)
+        refused.append(third[1])
+        try:
+            ready.run(third)
+        except DeviceError:
+            refused.clear()
+        assert not refused
+        for each in (first, third, second, first):
+            ready.run(each)
+    finally:
+        compiler.load, Box.encode, driver.launcher = loading, encoding, known
+    assert seen == [(b, a, b) for a, b in (first, second, first, third, second, first)], seen
 
 
 def check_one_kernel_is_no_graph():
@@ -319,20 +425,22 @@ def check_drivers_without_graphs():
 
 def check_a_graph_for_each_stream():
     a, b = pair(1, m=49, n=35, k=90)
-    x, y = put(a), put(b)
+    x, y, out = put(a), put(b), put(np.zeros((49, 35), "c8"))
+    of, allocate = cupy.cuda.get_current_stream, cupy.cuda.alloc
+    cupy.cuda.alloc = functools.cache(allocate)  # the same workspace every time
     for _ in range(3):
-        gemm(x, y, **PLANES)
+        gemm(x, y, out=out, **PLANES)
     made, alone = Graph.made, []
-    of = cupy.cuda.get_current_stream
     try:
         for handle in 2 * (3, 4, 5, 6, 7):  # more than there are graphs for: the others are launched by themselves
             cupy.cuda.get_current_stream = lambda handle=handle: SimpleNamespace(ptr=handle)
             before = len(singly)
-            agree(gemm(x, y, **PLANES), a.astype("c16") @ b)
+            out.fill(0)
+            agree(gemm(x, y, out=out, **PLANES), a.astype("c16") @ b)
             assert streams[-1] == handle
             alone.append(len(singly) > before)
     finally:
-        cupy.cuda.get_current_stream = of
+        cupy.cuda.get_current_stream, cupy.cuda.alloc = of, allocate
     assert Graph.made - made == 3
     assert alone == 2 * [False, False, False, True, True]
 
@@ -561,6 +669,27 @@ def check_reductions_into_given_arrays():
         agree(c.T, product)
 
 
+def check_given_arrays_of_reductions_that_overlap_only_sometimes():
+    """One key, other addresses: what overlaps an operand is written elsewhere first."""
+    a, b = random(1, "f4", 32, 32), random(2, "f4", 32, 32)
+    x, y, out = put(a), put(b), put(np.zeros(32, "f4"))
+    expected = np.abs(a.astype("f8") @ b).max(0)
+    options = {"reduce": "absmax", "config": GemmConfig(algorithm="simt")}
+    asked, long_way = reduce_module._on_device, []
+    reduce_module._on_device = lambda *arguments: long_way.append(arguments) or asked(*arguments)
+    try:
+        for _ in range(3):
+            assert gemm_reduce(x, y, out={"absmax": out}, **options) is out
+            agree(out, expected)
+        assert len(long_way) == 1
+        gemm_reduce(x, y, out={"absmax": x[1]}, **options)
+        assert len(long_way) == 2
+    finally:
+        reduce_module._on_device = asked
+    agree(x[1], expected)
+    np.testing.assert_array_equal(x[2:].get(), a[2:])
+
+
 def check_planar_reductions():
     a, b = random(1, "f4", 2, 40, 70), random(2, "f4", 2, 70, 30)
     product = (a[0] + 1j * a[1].astype("f8")) @ (b[0] + 1j * b[1].astype("f8"))
@@ -628,15 +757,20 @@ def check_calls_that_come_again_take_few_calls_of_functions():
     a, b = (put(x) for x in pair())
     config = GemmConfig(algorithm="simt")
     product = frames_of(lambda: gemm(a, b, config=config))
-    assert len(product) <= 6, product
+    assert len(product) <= 9, product
     x, y = (put(matrix) for matrix in pair())
     left, right, out = prepare(x, "a", "3xfp16"), prepare(y, "b", "3xfp16"), put(np.zeros((40, 30), "c8"))
     prepared = frames_of(lambda: gemm(left, right, out=out, **CONFIGS["planes"]))
     assert "plan_call" not in prepared
     assert "_call" not in prepared, "no plan is looked for"
-    assert len(prepared) <= 32, prepared
+    assert len(prepared) <= 25, prepared
+    fresh = frames_of(lambda: gemm(left, right, **CONFIGS["planes"]))
+    assert len(fresh) <= 21, fresh
     reduced = frames_of(lambda: gemm_reduce(a, b, reduce="absmax", compute="fp32"))
-    assert len(reduced) <= 11, reduced
+    assert len(reduced) <= 10, reduced
+    into = {"absmax": put(np.zeros(30, "f4"))}
+    given = frames_of(lambda: gemm_reduce(a, b, reduce="absmax", compute="fp32", out=into))
+    assert len(given) <= 18, given
 
 
 VENDOR = {"config": GemmConfig(algorithm="vendor")}

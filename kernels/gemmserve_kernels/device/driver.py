@@ -106,12 +106,17 @@ def quick_calls() -> QuickCalls | None:
     return None
 
 
+def argument(address: int) -> Any:
+    """Return an address, or a handle, as `launcher` takes it. To make one costs as much as to convert an int at a call:
+    they are kept.
+    """
+    return ctypes.c_void_p.from_param(address)
+
+
 @cache
 def launcher() -> Any:
-    """cuLaunchKernelEx(config*, function, parameters**, extra**): an int, 0 for success."""
-    function = _function("cuLaunchKernelEx")
-    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-    return function
+    """cuLaunchKernelEx(config*, function, parameters**, extra**), each an `argument` or None: an int, 0 for success."""
+    return _function("cuLaunchKernelEx")
 
 
 @cache
@@ -184,20 +189,21 @@ _EARLY: Final = (1, 0, 1)
 """Edge to a kernel that may begin before that and waits itself: CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC,
 CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC."""
 _PP: Final = (ctypes.c_void_p, ctypes.c_void_p)
-_GRAPH_CALLS: Final[dict[str, tuple[Any, ...]]] = {
+_GRAPH_CALLS: Final[dict[str, tuple[Any, ...] | None]] = {
     "cuGraphCreate": (ctypes.c_void_p, ctypes.c_uint),
     "cuGraphAddKernelNode_v2": (*_PP, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p),
     "cuGraphAddMemsetNode": (*_PP, ctypes.c_void_p, ctypes.c_size_t, *_PP),
     "cuGraphAddDependencies_v2": (*_PP, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
     "cuGraphInstantiateWithFlags": (*_PP, ctypes.c_ulonglong),
-    "cuGraphExecKernelNodeSetParams_v2": (*_PP, ctypes.c_void_p),
+    "cuGraphExecKernelNodeSetParams_v2": None,
     "cuGraphExecMemsetNodeSetParams": (*_PP, *_PP),
-    "cuGraphLaunch": _PP,
+    "cuGraphLaunch": None,
     "cuGraphExecDestroy": (ctypes.c_void_p,),
     "cuGraphDestroy": (ctypes.c_void_p,),
-    "cuStreamIsCapturing": _PP,
+    "cuStreamIsCapturing": None,
     "cuCtxGetCurrent": (ctypes.c_void_p,),
 }
+"""Types of their arguments; None: each is an `argument`."""
 
 
 @cache
@@ -211,6 +217,27 @@ def _graph_calls() -> dict[str, Any] | None:
     except DeviceError:
         return None
     return found
+
+
+class Stream:
+    """A stream and what is asked of it at every call, by one thread at a time."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self.argument = argument(handle)
+        calls = _graph_calls()
+        self._ask = None if calls is None else calls["cuStreamIsCapturing"]
+        self._status = ctypes.c_int()
+        self._asked = (self.argument, ctypes.byref(self._status))
+
+    def is_capturing(self) -> bool:
+        """Whether what is enqueued on it becomes part of a graph of the caller's, or might; of no other use where the
+        driver is too old for graphs of ours. The legacy stream, 0, is never recorded (CUDA driver API,
+        cuStreamBeginCapture), and not asked.
+        """
+        if not self.handle:
+            return False
+        return self._ask is None or self._ask(*self._asked) != 0 or self._status.value != 0
 
 
 class Graph:
@@ -236,6 +263,8 @@ class Graph:
         self._params: list[_KernelNode | _FillNode] = []
         self._at: list[int] = []  # addresses of these
         self._ready: int | None = None
+        self._launched: Any = None
+        self._set: list[tuple[Any, ...]] = []
         self._set_kernel = calls["cuGraphExecKernelNodeSetParams_v2"]
         self._launch = calls["cuGraphLaunch"]
 
@@ -271,10 +300,14 @@ class Graph:
         check(self._calls["cuGraphInstantiateWithFlags"](ctypes.addressof(ready), self._graph, 0), "a graph")
         self._ready = ready.value
         weakref.finalize(self, self._calls["cuGraphExecDestroy"], ready.value).atexit = False
+        self._launched = argument(ready.value or 0)
+        self._set = [
+            (self._launched, argument(node or 0), argument(at)) for node, at in zip(self._nodes, self._at, strict=True)
+        ]
 
     def set_kernel(self, number: int) -> None:
         """Copies the argument of kernel `number`, counted among all that was added, once more."""
-        if code := self._set_kernel(self._ready, self._nodes[number], self._at[number]):
+        if code := self._set_kernel(*self._set[number]):
             check(code, "arguments of a kernel in a graph")
 
     def set_fill(self, number: int, address: int) -> None:
@@ -285,21 +318,7 @@ class Graph:
         code = set_params(self._ready, self._nodes[number], self._at[number], self._context)
         check(code, "a fill in a graph")
 
-    def launch(self, stream: int) -> None:
+    def launch(self, stream: Stream) -> None:
         """Enqueues all of it."""
-        if code := self._launch(self._ready, stream):
+        if code := self._launch(self._launched, stream.argument):
             check(code, "launch of a graph")
-
-
-@cache
-def _capture_status() -> Any:
-    calls = _graph_calls()
-    return None if calls is None else calls["cuStreamIsCapturing"]
-
-
-def is_capturing(stream: int) -> bool:
-    """Whether what is enqueued on `stream` becomes part of a graph of the caller's, or might; of no other use where the
-    driver is too old for graphs of ours.
-    """
-    status, ask = ctypes.c_int(), _capture_status()
-    return ask is None or ask(stream, ctypes.byref(status)) != 0 or status.value != 0

@@ -20,7 +20,6 @@ import weakref
 from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -112,14 +111,14 @@ _NOTHING: Final = Reading(0)
 
 
 class DeviceCounters:
-    """Counters of one thread on one device. The methods want it to be the current one."""
+    """Counters of one thread on one device, which uses them alone. The methods want it to be the current device."""
 
     def __init__(self) -> None:
         import cupy
 
         self._words = cupy.zeros(WORDS, _WORD)
+        self._address = int(self._words.data.ptr)
         cupy.cuda.get_current_stream().synchronize()  # other streams will add to them
-        self._lock = Lock()
         self._total = 0
         self._last = _NOTHING
         self._last_total = 0
@@ -127,27 +126,25 @@ class DeviceCounters:
 
     def add(self, elements: int) -> int:
         """The address of the counters, for kernels that compute so many elements of results or some of them."""
-        with self._lock:
-            self._total += elements
-        return int(self._words.data.ptr)
+        self._total += elements
+        return self._address
 
     def read(self) -> Reading:
         """A reading behind what is on the current stream: the last one where nothing was counted since."""
         import cupy
 
-        with self._lock:
-            if self._total == self._last_total:
-                return self._last
-            memory, event = cupy.cuda.alloc_pinned_memory(self._words.nbytes), cupy.cuda.Event(disable_timing=True)
-            stream = cupy.cuda.get_current_stream()
-            write_words(int(self._words.data.ptr), int(memory.ptr))
-            event.record(stream)
-            self._last, self._last_total = Reading(self._total, memory, event), self._total
-            # Whoever drops a reading must not free memory that is yet to be written.
-            while self._under_way and self._under_way[0].done:
-                self._under_way.popleft()
-            self._under_way.append(self._last)
+        if self._total == self._last_total:
             return self._last
+        memory, event = cupy.cuda.alloc_pinned_memory(self._words.nbytes), cupy.cuda.Event(disable_timing=True)
+        stream = cupy.cuda.get_current_stream()
+        write_words(self._address, int(memory.ptr))
+        event.record(stream)
+        self._last, self._last_total = Reading(self._total, memory, event), self._total
+        # Whoever drops a reading must not free memory that is yet to be written.
+        while self._under_way and self._under_way[0].done:
+            self._under_way.popleft()
+        self._under_way.append(self._last)
+        return self._last
 
 
 def write_words(source: int, target: int) -> None:
@@ -178,14 +175,21 @@ def _reader(ordinal: int) -> Ready:
     return launcher.ready(record(launcher.spec, launcher.max_grid, run))
 
 
-_thread: Final = threading.local()
+class _Thread(threading.local):
+    """Counters of the calling thread, by device; None where a reading was asked for before there were any."""
+
+    def __init__(self) -> None:
+        self.counters: dict[int, DeviceCounters | None] = {}
+
+
+_thread: Final = _Thread()
 _idle: Final[dict[int, list[DeviceCounters]]] = {}
 """Counters of threads that have ended, by device: kernels may still add to them, so their memory is never freed."""
 
 
 def counters_of(ordinal: int) -> DeviceCounters:
     """Return the calling thread's counters on the device of that number, the current one; made when first asked for."""
-    mine = _counters_of_thread()
+    mine = _thread.counters
     found = mine.get(ordinal)
     if found is None:
         # A reading of none says 0, which those of another thread are past.
@@ -193,14 +197,6 @@ def counters_of(ordinal: int) -> DeviceCounters:
         mine[ordinal] = found
         weakref.finalize(threading.current_thread(), _idle.setdefault(ordinal, []).append, found).atexit = False
     return found
-
-
-def _counters_of_thread() -> dict[int, DeviceCounters | None]:
-    try:
-        mine: dict[int, DeviceCounters | None] = _thread.counters
-    except AttributeError:
-        mine = _thread.counters = {}
-    return mine
 
 
 def _adopt(ordinal: int) -> DeviceCounters | None:
@@ -227,5 +223,5 @@ def read_element_counts() -> Reading:
     import cupy
 
     ordinal = cupy.cuda.runtime.getDevice()
-    found = _counters_of_thread().setdefault(ordinal, None)
+    found = _thread.counters.setdefault(ordinal, None)
     return _NOTHING if found is None else found.read()

@@ -7,6 +7,7 @@ CUDA and ROCm devices; the tests put a CPU emulation of the device language behi
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
@@ -17,6 +18,7 @@ import numpy as np
 from gemmserve_kernels.device import compiler, driver
 from gemmserve_kernels.device.element_counts import counters_of
 from gemmserve_kernels.device.replay import Call, Clear, Launch
+from gemmserve_kernels.device.tensor_map import MAP_BYTES
 from gemmserve_kernels.problem.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -147,8 +149,8 @@ class CupyLauncher:
             config = driver.LaunchConfig.of(grid, block, shared)
             config.stream = cupy.cuda.get_current_stream().ptr
             pointers = (ctypes.c_void_p * 1)(ctypes.addressof(params))
-            code = driver.launcher()(ctypes.addressof(config), kernel.kernel.ptr, ctypes.addressof(pointers), None)
-            driver.check(code, f"launch of {entry}")
+            places = (ctypes.addressof(config), kernel.kernel.ptr, ctypes.addressof(pointers))
+            driver.check(driver.launcher()(*map(driver.argument, places), None), f"launch of {entry}")
             return
         # CuPy passes a structure by value as a NumPy scalar of its bytes.
         packed = np.frombuffer(bytes(params), dtype=f"V{ctypes.sizeof(params)}")
@@ -214,57 +216,48 @@ def _replay(program: Program, arch: str, device: int) -> _Replay:
 
 
 class _Replay:
-    """A program whose kernels are loaded on one CUDA device. Their arguments are kept as they were handed over last:
-    before the next run only those words are written that count from an address which is another one now.
+    """A program whose kernels are loaded on one CUDA device. Their arguments are kept as they were handed over the last
+    few times, one `_Block` for each: a run at other addresses writes those words of the oldest block that count from an
+    address which is another one now. So nothing is written where results take turns between two places.
 
-    From the third run on, several steps are enqueued at once, as a graph for each stream (launches of one graph do not
-    overlap), in which only kernels are set anew that such words belong to. To set one and launch a graph takes as long
-    as to launch a kernel. Routines of libraries are called every time, and launches beside them are made one by one.
+    From the third run on, several steps are enqueued at once, as a graph for each block and stream (launches of one
+    graph do not overlap), in which only kernels are set anew that such words belong to. A program that calls a library
+    is enqueued step by step.
     """
 
     _MAX_MAPS: Final = 512
-    """Tensor maps that are kept: results of a stream of products are some hundred arrays until they are deleted."""
+    """Tensor maps that are kept of one place: results of a stream of products are some hundred arrays until they are
+    deleted."""
     _SINGLY: Final = 2
     """Runs before graphs are made: much is run once."""
-    _MAX_GRAPHS: Final = 4
+    _MAX_STREAMS: Final = 4
+    """Streams that get graphs."""
+    _BLOCKS: Final = 2
+    """Sets of addresses that are kept."""
+    _GRAPH_FROM: Final = 2
+    """Steps from which on they are enqueued as a graph."""
 
     def __init__(self, program: Program, arch: str, device: int) -> None:
         import cupy
 
         self._cuda = cupy.cuda  # looked up once: calls that come again are short
+        self._launch = driver.launcher()
         self._elements = program.elements
         self._workspace = program.workspace
         self._device = device
         self._lock = Lock()
-        self._maps: dict[tuple[Box, int], Any] = {}
+        self._nowhere = (_NOWHERE,) * (program.arguments + 2)
+        self._places = [_places(program, number) for number in range(1, len(self._nowhere) + 1)]
+        self._numbers = tuple(range(len(self._nowhere)))
+        self._users = [_users(program, number) for number in range(1, len(self._nowhere) + 1)]
+        kernels = [_Kernel.of(step, arch, device) if isinstance(step, Launch) else None for step in program.steps]
+        self._configs = [kernel.config for kernel in kernels if kernel is not None]
         self._stream = 0
-        self._bases = [_NOWHERE] * (program.arguments + 2)
-        self._now: tuple[int, ...] = ()
-        kept = np.array(program.words)  # those that no address is added to stay as they are
-        self._words = kept.data
-        self._places = [_places(program, number) for number in range(1, len(self._bases) + 1)]
-        launches = [step for step in program.steps if isinstance(step, Launch)]
-        self._pointers = (ctypes.c_void_p * len(launches))(*(kept.ctypes.data + 8 * launch.word for launch in launches))
-        self._configs: list[driver.LaunchConfig] = []
-        self._kernels: list[Any] = []  # their modules must stay loaded
-        self._steps: list[Clear | Call | tuple[str, int, int, int]] = []
-        for step in program.steps:
-            self._steps.append(self._ready(step, arch, device) if isinstance(step, Launch) else step)
-        self._users = [_users(program, number) for number in range(1, len(self._bases) + 1)]
+        self._blocks = deque(_Block(program, kernels, self._nowhere) for _ in range(self._BLOCKS))
         self._singly = self._SINGLY
-        self._graphs: dict[int, _Graph] = {}
-        calls = any(isinstance(step, Call) for step in self._steps)
-        self._most_graphs = self._MAX_GRAPHS if len(self._steps) > 1 and not calls else 0
-
-    def _ready(self, launch: Launch, arch: str, device: int) -> tuple[str, int, int, int]:
-        """Name, and the addresses of configuration, function and argument pointer."""
-        kernel = _loaded(launch.source, launch.entry, launch.shared, arch, device)
-        early = launch.dependent and int("".join(filter(str.isdigit, arch))) >= _EARLY_FROM
-        config = driver.LaunchConfig.of(launch.grid, launch.block, launch.shared, dependent=early)
-        pointer = ctypes.addressof(self._pointers) + ctypes.sizeof(ctypes.c_void_p) * len(self._configs)
-        self._configs.append(config)
-        self._kernels.append(kernel)
-        return launch.entry, ctypes.addressof(config), kernel.kernel.ptr, pointer
+        self._streams: dict[int, driver.Stream] = {}
+        no_graph = len(program.steps) < self._GRAPH_FROM or any(isinstance(step, Call) for step in program.steps)
+        self._most_streams = 0 if no_graph else self._MAX_STREAMS
 
     def run(self, addresses: tuple[int, ...]) -> None:
         """See Ready."""
@@ -273,122 +266,167 @@ class _Replay:
         workspace = 0 if memory is None else memory.ptr
         counters = counters_of(self._device).add(self._elements) if self._elements else 0
         stream = self._cuda.get_current_stream().ptr
+        now = (*addresses, workspace, counters)
         with self._lock:
-            now = (*addresses, workspace, counters)
-            if now != self._now:
-                self._now = ()  # should an encoding fail, everything is looked at again
-                for number, address in enumerate(now):
-                    if address != self._bases[number]:
-                        self._move(number, address)
-                self._now = now
+            block = self._block(now)
             if self._singly:
                 self._singly -= 1
-            elif self._most_graphs and not driver.is_capturing(stream):
-                graph = self._graphs.get(stream) or self._new_graph(stream)
-                if graph is not None:
-                    graph.run(stream, now, self._users)
-                    return
-            self._enqueue(stream, workspace)
+            elif self._most_streams:
+                known = self._streams.get(stream) or self._new_stream(stream)
+                if known is not None and not known.is_capturing():
+                    graph = block.graphs.get(stream) or self._new_graph(block, stream)
+                    if graph is not None:
+                        graph.run(known, workspace)
+                        return
+            self._enqueue(block, stream, workspace)
 
-    def _enqueue(self, stream: int, workspace: int) -> None:
+    def _block(self, now: tuple[int, ...]) -> _Block:
+        """The block of arguments at these addresses: the one that was written longest ago, where none is."""
+        blocks = self._blocks
+        for block in blocks:
+            if block.now == now:
+                return block
+        blocks.rotate()
+        self._move(blocks[0], now)
+        return blocks[0]
+
+    def _move(self, block: _Block, now: tuple[int, ...]) -> None:
+        """Writes what counts from addresses that are others than the block's. Raises DeviceError."""
+        words, before = block.words, block.now
+        block.now = self._nowhere  # should an encoding fail, everything is written again
+        for number in self._numbers:
+            address = now[number]
+            if address != before[number]:
+                places, maps = self._places[number]
+                for at, offset in places:
+                    words[at] = address + offset
+                for where, box, offset, known in maps:
+                    words[where] = known.get(address + offset) or self._new_map(box, address + offset, known)
+                if block.graphs:
+                    for graph in block.graphs.values():
+                        graph.stale.update(self._users[number])
+        block.now = now
+
+    def _new_map(self, box: Box, address: int, known: dict[int, Any]) -> Any:
+        if len(known) >= self._MAX_MAPS:
+            known.clear()
+        found = known[address] = np.array(box.encode(address & _WORD_MASK).words, np.uint64).view(np.int64).data
+        return found
+
+    def _enqueue(self, block: _Block, stream: int, workspace: int) -> None:
         """One launch after another."""
         if stream != self._stream:
             for config in self._configs:
                 config.stream = stream
             self._stream = stream
-        launch = driver.launcher()
-        for step in self._steps:
+        for step in block.steps:
             if isinstance(step, Clear):
                 code = driver.filler()(workspace + step.offset, 0, step.nbytes, stream)
                 driver.check(code, "clearing memory")
-                continue
-            if isinstance(step, Call):
-                step.routine.enqueue(tuple(self._words[step.word : step.word + step.count].tolist()))
-                continue
-            name, config_at, function, pointer = step
-            if code := launch(config_at, function, pointer, None):
-                driver.check(code, f"launch of {name}")
+            elif isinstance(step, Call):
+                step.routine.enqueue(tuple(block.words[step.word : step.word + step.count].tolist()))
+            elif code := self._launch(*step.arguments):
+                driver.check(code, f"launch of {step.kernel.entry}")
 
-    def _new_graph(self, stream: int) -> _Graph | None:
-        """A graph for `stream`; None where there are enough of them, or the driver makes none."""
-        if len(self._graphs) >= self._most_graphs:
+    def _new_stream(self, handle: int) -> driver.Stream | None:
+        """A stream that gets graphs; None where there are enough of them."""
+        if len(self._streams) >= self._most_streams:
             return None
-        steps = [step for step in self._steps if not isinstance(step, Call)]  # of which there are none
+        made = self._streams[handle] = driver.Stream(handle)
+        return made
+
+    def _new_graph(self, block: _Block, stream: int) -> _Graph | None:
+        """A graph for `stream`; None where the driver makes none."""
         try:
-            made = self._graphs[stream] = _Graph(steps, self._configs, self._now)
+            made = block.graphs[stream] = _Graph(block)
         except DeviceError:  # one launch after another does as well, and says what else is wrong with the device
-            self._most_graphs = 0
+            self._most_streams = 0
             return None
         return made
 
-    def _move(self, number: int, address: int) -> None:
-        """Writes what counts from base `number`, which is at `address` now. Raises DeviceError."""
-        words, (places, maps) = self._words, self._places[number]
-        self._bases[number] = _NOWHERE  # should an encoding fail, everything is written again
-        for at, offset in places:
-            words[at] = (address + offset) & _WORD_MASK
-        for at, box, offset in maps:
-            encoded = self._map(box, (address + offset) & _WORD_MASK)
-            words[at : at + len(encoded)] = encoded
-        self._bases[number] = address
 
-    def _map(self, box: Box, address: int) -> Any:
-        key = (box, address)
-        if (found := self._maps.get(key)) is None:
-            if len(self._maps) >= self._MAX_MAPS:
-                self._maps.clear()
-            found = self._maps[key] = np.array(box.encode(address).words, np.uint64).data
-        return found
+@dataclass(frozen=True, eq=False)
+class _Kernel:
+    """A kernel of a program and how it is launched; its argument begins at `word`. `loaded`: it must stay so."""
+
+    entry: str
+    loaded: Any
+    config: driver.LaunchConfig
+    word: int
+
+    @classmethod
+    def of(cls, launch: Launch, arch: str, device: int) -> _Kernel:
+        """The kernel of a launch. Raises what its compilation raises."""
+        loaded = _loaded(launch.source, launch.entry, launch.shared, arch, device)
+        early = launch.dependent and int("".join(filter(str.isdigit, arch))) >= _EARLY_FROM
+        config = driver.LaunchConfig.of(launch.grid, launch.block, launch.shared, dependent=early)
+        return cls(launch.entry, loaded, config, launch.word)
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """A kernel with its argument, to which `pointer` is the address of a pointer. `arguments`: those of the driver's
+    launch.
+    """
+
+    kernel: _Kernel
+    pointer: int
+    arguments: tuple[Any, ...]
+
+
+class _Block:
+    """Words of the arguments of a program's kernels at the addresses `now`, and the graphs that read them by stream."""
+
+    def __init__(self, program: Program, kernels: Sequence[_Kernel | None], nowhere: tuple[int, ...]) -> None:
+        """`kernels`: one for each step that is a launch. `nowhere`: addresses that are yet to be written."""
+        self.now = nowhere
+        self.graphs: dict[int, _Graph] = {}
+        kept = program.words.view(np.int64).copy()  # those that no address is added to stay as they are
+        self.words = kept.data
+        self._pointers = (ctypes.c_void_p * len(kernels))()
+        self.steps: list[Clear | Call | _Step] = []
+        for number, (step, kernel) in enumerate(zip(program.steps, kernels, strict=True)):
+            if not isinstance(step, Launch):
+                self.steps.append(step)
+            elif kernel is not None:
+                self._pointers[number] = kept.ctypes.data + _WORD * kernel.word
+                pointer = ctypes.addressof(self._pointers) + ctypes.sizeof(ctypes.c_void_p) * number
+                places = (ctypes.addressof(kernel.config), kernel.loaded.kernel.ptr, pointer)
+                self.steps.append(_Step(kernel, pointer, (*map(driver.argument, places), None)))
 
 
 class _Graph:
-    """The steps of a replay as a graph, and the addresses that its kernels have been given. `now`: those that the words
-    of their arguments hold.
+    """The steps of a block as a graph; none of them calls a library. `stale`: numbers of those whose addresses are
+    others than it was given.
     """
 
-    def __init__(
-        self,
-        steps: Sequence[Clear | tuple[str, int, int, int]],
-        configs: Sequence[driver.LaunchConfig],
-        now: tuple[int, ...],
-    ) -> None:
+    def __init__(self, block: _Block) -> None:
+        self.stale: set[int] = set()
+        self._steps = block.steps
         self._graph = driver.Graph()
-        self._steps = steps
-        self._now = now
-        left = iter(configs)
-        for step in steps:
+        for step in block.steps:
             if isinstance(step, Clear):
-                self._graph.add_fill(now[_WORKSPACE] + step.offset, step.nbytes)
-            else:
-                _, _, function, pointer = step
-                self._graph.add_kernel(next(left), function, pointer)
+                self._graph.add_fill(block.now[_WORKSPACE] + step.offset, step.nbytes)
+            elif isinstance(step, _Step):
+                self._graph.add_kernel(step.kernel.config, step.kernel.loaded.kernel.ptr, step.pointer)
         self._graph.finish()
 
-    def run(self, stream: int, now: tuple[int, ...], users: Sequence[int]) -> None:
-        """Enqueues it. `users`: for each of `now`, the steps that it matters to, a bit for each. Raises DeviceError."""
-        before = self._now
-        if now != before:
-            self._now = ()  # should one fail, all are set the next time
-            moved = 0
-            if before:
-                for address, earlier, of_base in zip(now, before, users, strict=True):
-                    if address != earlier:
-                        moved |= of_base
-            else:
-                moved = -1
-            for number, step in enumerate(self._steps):
-                if moved >> number & 1:
-                    if isinstance(step, Clear):
-                        self._graph.set_fill(number, now[_WORKSPACE] + step.offset)
-                    else:
-                        self._graph.set_kernel(number)
-            self._now = now
+    def run(self, stream: driver.Stream, workspace: int) -> None:
+        """Enqueues it. Raises DeviceError; what was not set then is the next time."""
+        if self.stale:
+            for number in self.stale:
+                step = self._steps[number]
+                if isinstance(step, Clear):
+                    self._graph.set_fill(number, workspace + step.offset)
+                else:
+                    self._graph.set_kernel(number)
+            self.stale.clear()
         self._graph.launch(stream)
 
 
-def _users(program: Program, number: int) -> int:
-    """Return the steps of a program to which the address of base `number` matters, a bit for each."""
-    found = 0
+def _users(program: Program, number: int) -> tuple[int, ...]:
+    """Return the numbers of the steps of a program to which the address of base `number` matters."""
+    found = []
     for place, step in enumerate(program.steps):
         if isinstance(step, Clear):
             used = number == program.arguments + 1
@@ -396,12 +434,23 @@ def _users(program: Program, number: int) -> int:
             end = step.word + -(-ctypes.sizeof(step.kind) // _WORD)
             used = bool((program.bases[step.word : end] == number).any())
             used |= any(step.word <= each.word < end and each.base == number for each in program.maps)
-        found |= used << place
-    return found
+        if used:
+            found.append(place)
+    return tuple(found)
 
 
-def _places(program: Program, number: int) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, Box, int], ...]]:
-    """Return the words that count from base `number`, each with what is to be added, and the tensor maps that do."""
-    words = tuple((int(at), int(program.words[at])) for at in np.flatnonzero(program.bases == number))
-    maps = tuple((place.word, place.box, place.offset) for place in program.maps if place.base == number)
-    return words, maps
+_MapPlace = tuple[slice, "Box", int, dict[int, Any]]
+
+
+def _places(program: Program, number: int) -> tuple[tuple[tuple[int, int], ...], tuple[_MapPlace, ...]]:
+    """Return the words that count from base `number`, each with what is to be added, and the tensor maps that do, each
+    with those that were made for it, by address.
+    """
+    signed = program.words.view(np.int64)  # what is added may be negative
+    words = tuple((int(at), int(signed[at])) for at in np.flatnonzero(program.bases == number))
+    maps: list[_MapPlace] = []
+    for place in program.maps:
+        if place.base == number:
+            where = slice(place.word, place.word + MAP_BYTES // _WORD)
+            maps.append((where, place.box, place.offset, {}))
+    return words, tuple(maps)

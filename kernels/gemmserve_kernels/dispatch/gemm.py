@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.algorithms.common.prepared_operand import source_of
+from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand, source_of
 from gemmserve_kernels.algorithms.cpu import gemm as cpu
 from gemmserve_kernels.device.caching import cached
 from gemmserve_kernels.device.spec import DeviceSpec, cupy_errors, device_error
 from gemmserve_kernels.dispatch.interchange import interchanged
-from gemmserve_kernels.dispatch.known_calls import PHASE, KnownCalls, Span, is_apart, place_key
+from gemmserve_kernels.dispatch.known_calls import KnownCalls, Span, is_apart, pair_key, place_key
 from gemmserve_kernels.dispatch.planned_call import (
     Call,
     build_problem,
     operand_key,
     operand_outline,
     plan_call,
+    prepared_addresses,
     whole_elements,
 )
 from gemmserve_kernels.dispatch.routes import plan_gemm
@@ -74,11 +76,8 @@ def gemm(
     DeviceError.
     """
     options = (alpha, beta, trans_a, trans_b, order, layout, compute, config)
-    if c is None and out is None and (result := _again(a, b, options)) is not None:
-        return result
-    if is_plain_cupy(source_of(a), source_of(b), c, out):
-        return _on_gpu(a, b, c, out, options, plain=True)
-    return _run(a, b, c, out, options)
+    result = _again(a, b, c, out, options)
+    return _run(a, b, c, out, options) if result is None else result
 
 
 def _run(a: Any, b: Any, c: Any, out: Any, options: tuple[Any, ...]) -> Any:
@@ -112,125 +111,112 @@ def _for_cpu(a: ArrayKey, b: ArrayKey, c: ArrayKey | None, options: tuple[Any, .
     return problem
 
 
-def _on_gpu(a: Any, b: Any, c: Any, out: Any, options: tuple[Any, ...], *, plain: bool = False) -> Any:
-    """CuPy's arrays, `a` and `b` perhaps prepared. `plain`: it is known that they are CuPy's."""
+def _on_gpu(a: Any, b: Any, c: Any, out: Any, options: tuple[Any, ...]) -> Any:
+    """CuPy's arrays, `a` and `b` perhaps prepared."""
     import cupy
 
     try:
         ordinal = source_of(a).data.device_id
         if cupy.cuda.runtime.getDevice() == ordinal:
-            return _on_device(ordinal, a, b, c, out, options, plain=plain)
+            return _on_device(ordinal, a, b, c, out, options)
         with cupy.cuda.Device(ordinal):
-            return _on_device(ordinal, a, b, c, out, options, plain=plain)
+            result = _again(a, b, c, out, options)
+            return _on_device(ordinal, a, b, c, out, options) if result is None else result
     except cupy_errors() as error:
         raise device_error(error) from error
-
-
-@dataclass(frozen=True)
-class _Fresh:
-    """A call without C whose operands have whole elements and whose result is fresh. `array`, `current`: CuPy's, to
-    make one and to ask which device is current.
-    """
-
-    enqueue: Callable[[tuple[int, int, int]], None]
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    order: Literal["C", "F"]
-    array: Callable[..., Any]
-    current: Callable[[], int]
-
-
-_fresh: Final[KnownCalls[_Fresh]] = KnownCalls()
-
-
-def _again(a: Any, b: Any, options: tuple[Any, ...]) -> Any | None:
-    """The result of a call that is known, of CuPy's arrays on the current device; None of any other."""
-    kind: Any = type(a)
-    if library_of(kind) != "cupy" or type(b) is not kind:
-        return None
-    memory = a.data
-    ordinal, at_a, at_b = memory.device_id, memory.ptr, b.data.ptr
-    known = _fresh.find(
-        (ordinal, at_a & PHASE, a.shape, a.strides, a.dtype, at_b & PHASE, b.shape, b.strides, b.dtype, options)
-    )
-    if known is None or known.current() != ordinal:
-        return None
-    try:
-        into = known.array(known.shape, known.dtype, None, None, known.order)
-        known.enqueue((at_a, at_b, into.data.ptr))
-    except cupy_errors() as error:
-        raise device_error(error) from error
-    return into
 
 
 @dataclass(frozen=True)
 class _Known:
-    """A call whose operands have whole elements. `spans`: of A, B and, if any, C; `of_out` of the caller's array, which
-    takes the result as it is; None where there is none.
+    """A call whose operands have whole elements. `fresh` makes the array that the result is written to, `of_out` is the
+    span of the caller's, which takes it as it is, where there is one. `spans`: of A, B and, if any, C. `current` asks
+    CuPy which device that is.
     """
 
     call: Call
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    order: Literal["C", "F"]
+    enqueue: Callable[[tuple[int, ...]], None] | None
+    reads_c: bool
+    fresh: Callable[[], Any]
     spans: tuple[Span, ...]
     of_out: Span | None
+    current: Callable[[], int]
 
 
 _known: Final[KnownCalls[_Known]] = KnownCalls()
 
 
-def _on_device(ordinal: int, a: Any, b: Any, c: Any, out: Any, options: tuple[Any, ...], *, plain: bool) -> Any:
+def _again(a: Any, b: Any, c: Any, out: Any, options: tuple[Any, ...]) -> Any | None:
+    """The result of a call that is known, of CuPy's arrays on the current device; None of any other."""
+    kind: Any = type(a)
+    source_a, source_b, others = a, b, None
+    if c is not None or out is not None or kind is PreparedOperand or type(b) is PreparedOperand:
+        source_a, source_b = source_of(a), source_of(b)
+        if not is_plain_cupy(source_a, source_b, c, out):
+            return None
+        others = (place_key(c), place_key(out), operand_outline(a), operand_outline(b))
+    elif library_of(kind) != "cupy" or type(b) is not kind:
+        return None
+    memory = source_a.data
+    ordinal, at_a, at_b = memory.device_id, memory.ptr, source_b.data.ptr
+    key = pair_key(ordinal, at_a, source_a, at_b, source_b, options)
+    known = _known.find(key if others is None else (key, others))
+    if known is None or known.current() != ordinal:
+        return None
+    try:
+        if out is None:
+            into = known.fresh()
+        else:
+            into = out
+            at = [at_a, at_b] if c is None else [at_a, at_b, c.data.ptr]
+            if known.of_out is None or not is_apart(out.data.ptr, known.of_out, at, known.spans):
+                return None
+        if known.enqueue is None:
+            known.call.run(a, b, c, into)
+        elif others is None:
+            known.enqueue((at_a, at_b, into.data.ptr))
+        else:
+            of_c = (c.data.ptr,) if known.reads_c else ()
+            known.enqueue((at_a, at_b, into.data.ptr, *of_c, *prepared_addresses(a, b, known.call.takes)))
+    except cupy_errors() as error:
+        raise device_error(error) from error
+    return into
+
+
+def _on_device(ordinal: int, a: Any, b: Any, c: Any, out: Any, options: tuple[Any, ...]) -> Any:
     """The same on the current device, which is the one of that number."""
     import cupy
 
-    key: tuple[Any, ...] | None = None
-    of_pair = None
-    source_a, source_b = source_of(a), source_of(b)
-    prepared = source_a is not a or source_b is not b
-    if plain:
-        at_a, at_b = source_a.data.ptr, source_b.data.ptr
-        of_pair = (
-            *(ordinal, at_a & PHASE, source_a.shape, source_a.strides, source_a.dtype),
-            *(at_b & PHASE, source_b.shape, source_b.strides, source_b.dtype, options),
-        )
-        key = (of_pair, None if c is None else place_key(c), None if out is None else place_key(out))
-        if prepared:
-            key = (*key, operand_outline(a), operand_outline(b))
-        known = _known.find(key)
-        if known is not None:
-            if known.of_out is None:
-                into = cupy.ndarray(known.shape, known.dtype, order=known.order)
-                known.call.run(a, b, c, into)
-                return into
-            at = (at_a, at_b) if c is None else (at_a, at_b, c.data.ptr)
-            if is_apart(out.data.ptr, known.of_out, at, known.spans):
-                known.call.run(a, b, c, out)
-                return out
     given = (a, b, c)
     a, b, c = whole_elements(a), whole_elements(b), None if c is None else on_elements(c)
     source_a, source_b = source_of(a), source_of(b)
     into = None
     if out is not None and on_elements(out) is out and not overlaps(cupy, out, source_a, source_b, c):
         into = out
+    outlines = operand_outline(a), operand_outline(b)
     call = cached(
         plan_call,
         ordinal,
         (operand_key(source_a), operand_key(source_b), None if c is None else operand_key(c)),
-        (operand_outline(a), operand_outline(b)),
+        outlines,
         None if out is None else ArrayKey.of(out),
         None if into is None else operand_key(into),
         options,
     )
     problem = call.problem
-    if key is not None and into is out and all(x is y for x, y in zip((a, b, c), given, strict=True)):
-        result = problem.result_shape, problem.result_dtype, problem.order
-        if c is None and out is None and not prepared and (enqueue := call.enqueue) is not None:
-            _fresh.keep(of_pair, _Fresh(enqueue, *result, cupy.ndarray, cupy.cuda.runtime.getDevice))
+    # CuPy finds what it wants to know of a scalar type sooner than of a dtype.
+    fresh = partial(cupy.ndarray, problem.result_shape, problem.result_dtype.type, None, None, problem.order)
+    known = into is out and all(x is y for x, y in zip((a, b, c), given, strict=True))
+    if known and is_plain_cupy(source_a, source_b, c, out):
+        key = pair_key(ordinal, source_a.data.ptr, source_a, source_b.data.ptr, source_b, options)
+        if c is not None or out is not None or source_a is not a or source_b is not b:
+            key = (key, (place_key(c), place_key(out), *outlines))
+        reads_c = c is not None and problem.beta != 0
         spans = tuple(Span.of(source_of(x)) for x in given if x is not None)
-        _known.keep(key, _Known(call, *result, spans, None if out is None else Span.of(out)))
+        of_out = None if out is None else Span.of(out)
+        current = cupy.cuda.runtime.getDevice
+        _known.keep(key, _Known(call, call.enqueue(reads_c=reads_c), reads_c, fresh, spans, of_out, current))
     if into is None:
-        into = cupy.ndarray(problem.result_shape, problem.result_dtype, order=problem.order)
+        into = fresh()
     call.run(a, b, c, into)
     return _deliver(into, out)
 

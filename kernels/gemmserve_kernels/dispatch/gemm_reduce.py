@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.algorithms.common.prepared_operand import source_of
+from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand, source_of
 from gemmserve_kernels.algorithms.cpu import gemm_reduce as cpu_reduce
 from gemmserve_kernels.device.caching import cached
 from gemmserve_kernels.device.spec import DeviceSpec, cupy_errors, device_error
 from gemmserve_kernels.dispatch.interchange import interchanged
-from gemmserve_kernels.dispatch.known_calls import PHASE, KnownCalls
-from gemmserve_kernels.dispatch.planned_call import operand_key, operand_outline, whole_elements
+from gemmserve_kernels.dispatch.known_calls import KnownCalls, Span, is_apart, pair_key, place_key
+from gemmserve_kernels.dispatch.planned_call import operand_key, operand_outline, prepared_addresses, whole_elements
 from gemmserve_kernels.dispatch.planned_reduce import build_problem, plan_reduce_call
 from gemmserve_kernels.dispatch.routes import plan_gemm_reduce
 from gemmserve_kernels.problem.arrays import (
@@ -21,6 +22,7 @@ from gemmserve_kernels.problem.arrays import (
     check_out,
     is_plain_cupy,
     library,
+    library_of,
     native,
     on_elements,
     overlaps,
@@ -83,19 +85,18 @@ def gemm_reduce(
     names = reduce if isinstance(reduce, str) else tuple(reduce)
     axes = axis if isinstance(axis, str) else tuple(axis)
     options = (names, axes, pre_op, alpha, trans_a, trans_b, layout, compute, config, return_c, reproducible, partial)
-    if not out and is_plain_cupy(a, b):
-        results = _again(a, b, options) or _on_gpu(a, b, {}, options, plain=True)
-        return results[reduce] if isinstance(reduce, str) and not return_c else results
-    given = dict(out or {})
+    results = _again(a, b, out, options) or _run(a, b, dict(out or {}), options)
+    return results[reduce] if isinstance(reduce, str) and not return_c else results
+
+
+def _run(a: Any, b: Any, given: dict[str, Any], options: tuple[Any, ...]) -> dict[str, Any]:
     arrays = {"a": source_of(a), "b": source_of(b)} | {f"out[{name!r}]": array for name, array in given.items()}
     whose = same_library(arrays)
     if whose == "foreign":
-        results = _on_foreign(a, b, given, options)
-    elif whose == "numpy":
-        results = _on_cpu(native(source_of(a)), native(source_of(b)), given, options)
-    else:
-        results = _on_gpu(a, b, given, options)
-    return results[reduce] if isinstance(reduce, str) and not return_c else results
+        return _on_foreign(a, b, given, options)
+    if whose == "numpy":
+        return _on_cpu(native(source_of(a)), native(source_of(b)), given, options)
+    return _on_gpu(a, b, given, options)
 
 
 def _for_cpu(a: ArrayKey, b: ArrayKey, options: tuple[Any, ...]) -> GemmReduceProblem:
@@ -128,81 +129,106 @@ def _on_foreign(a: Any, b: Any, given: dict[str, Any], options: tuple[Any, ...])
         return {name: given[name] if name in given else give(result) for name, result in results.items()}
 
 
-def _on_gpu(a: Any, b: Any, given: dict[str, Any], options: tuple[Any, ...], *, plain: bool = False) -> dict[str, Any]:
-    """CuPy's arrays, `a` and `b` perhaps prepared; neither, and nothing `given`, where they are `plain`."""
+def _on_gpu(a: Any, b: Any, given: dict[str, Any], options: tuple[Any, ...]) -> dict[str, Any]:
+    """CuPy's arrays, `a` and `b` perhaps prepared."""
     import cupy
 
     try:
         ordinal = source_of(a).data.device_id
         if cupy.cuda.runtime.getDevice() == ordinal:
-            return _on_device(ordinal, a, b, given, options, plain=plain)
+            return _on_device(ordinal, a, b, given, options)
         with cupy.cuda.Device(ordinal):
-            return _on_device(ordinal, a, b, given, options, plain=plain)
+            return _again(a, b, given, options) or _on_device(ordinal, a, b, given, options)
     except cupy_errors() as error:
         raise device_error(error) from error
 
 
 @dataclass(frozen=True)
-class _Fresh:
-    """A call of operands with whole elements, whose results are fresh and as kernels write them: name, shape and dtype
-    of each. `array`, `current`: CuPy's, to make one and to ask which device is current.
+class _Known:
+    """A call of operands with whole elements, whose results are as kernels write them. `fresh`: for each result its
+    name and what makes an array for it. `spans`: of A and B; `of_out`: of the caller's arrays, by name. `current` asks
+    CuPy which device that is.
     """
 
     enqueue: Callable[[tuple[int, ...]], None]
-    written: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]
-    array: Callable[..., Any]
+    takes: tuple[bool, bool]
+    fresh: tuple[tuple[str, Callable[[], Any]], ...]
+    spans: tuple[Span, Span]
+    of_out: dict[str, Span]
     current: Callable[[], int]
 
 
-_fresh: Final[KnownCalls[_Fresh]] = KnownCalls()
+_known: Final[KnownCalls[_Known]] = KnownCalls()
 
 
-def _again(a: Any, b: Any, options: tuple[Any, ...]) -> dict[str, Any] | None:
+def _again(a: Any, b: Any, out: Mapping[str, Any] | None, options: tuple[Any, ...]) -> dict[str, Any] | None:
     """Return the results of a call that is known, of CuPy's arrays on the current device; None of any other."""
-    memory = a.data
-    ordinal, at_a, at_b = memory.device_id, memory.ptr, b.data.ptr
-    known = _fresh.find(
-        (ordinal, at_a & PHASE, a.shape, a.strides, a.dtype, at_b & PHASE, b.shape, b.strides, b.dtype, options)
-    )
+    kind: Any = type(a)
+    source_a, source_b, others = a, b, None
+    if out or kind is PreparedOperand or type(b) is PreparedOperand:
+        source_a, source_b = source_of(a), source_of(b)
+        if not is_plain_cupy(source_a, source_b, *(out or {}).values()):
+            return None
+        others = (_places(out), operand_outline(a), operand_outline(b))
+    elif library_of(kind) != "cupy" or type(b) is not kind:
+        return None
+    memory = source_a.data
+    ordinal, at_a, at_b = memory.device_id, memory.ptr, source_b.data.ptr
+    key = pair_key(ordinal, at_a, source_a, at_b, source_b, options)
+    known = _known.find(key if others is None else (key, others))
     if known is None or known.current() != ordinal:
         return None
     try:
         results, addresses = {}, [at_a, at_b]
-        for name, shape, dtype in known.written:
-            array = results[name] = known.array(shape, dtype)
+        for name, fresh in known.fresh:
+            array = out.get(name) if out else None
+            if array is None:
+                array = fresh()
+            elif not is_apart(array.data.ptr, known.of_out[name], (at_a, at_b), known.spans):
+                return None
+            results[name] = array
             addresses.append(array.data.ptr)
+        if others is not None:
+            addresses += prepared_addresses(a, b, known.takes)
         known.enqueue(tuple(addresses))
     except cupy_errors() as error:
         raise device_error(error) from error
     return results
 
 
-def _on_device(
-    ordinal: int, a: Any, b: Any, given: dict[str, Any], options: tuple[Any, ...], *, plain: bool
-) -> dict[str, Any]:
+def _places(out: Mapping[str, Any] | None) -> tuple[Any, ...]:
+    return () if out is None else tuple([(name, place_key(array)) for name, array in out.items()])
+
+
+def _on_device(ordinal: int, a: Any, b: Any, given: dict[str, Any], options: tuple[Any, ...]) -> dict[str, Any]:
     """The same on the current device, which is the one of that number."""
     import cupy
 
     whole_a, whole_b = whole_elements(a), whole_elements(b)
     source_a, source_b = source_of(whole_a), source_of(whole_b)
-    outlines = operand_outline(a), operand_outline(b)
-    keys = operand_key(source_a), operand_key(source_b)
-    call = cached(plan_reduce_call, ordinal, keys, outlines, options)
-    if plain and whole_a is a and whole_b is b and call.is_written_as_returned and call.enqueue is not None:
-        of_a, of_b = ((x.data.ptr & PHASE, x.shape, x.strides, x.dtype) for x in (a, b))
-        written = tuple((name, *result) for name, result in call.written.items())
-        _fresh.keep(
-            (ordinal, *of_a, *of_b, options), _Fresh(call.enqueue, written, cupy.ndarray, cupy.cuda.runtime.getDevice)
-        )
+    outlines = operand_outline(whole_a), operand_outline(whole_b)
+    call = cached(plan_reduce_call, ordinal, (operand_key(source_a), operand_key(source_b)), outlines, options)
     _check_out(call.problem, given)
+    # CuPy finds what it wants to know of a scalar type sooner than of a dtype.
+    fresh = {name: partial(cupy.ndarray, shape, dtype.type) for name, (shape, dtype) in call.written.items()}
     targets: dict[str, Any] = {}
-    for name, (shape, dtype) in call.written.items():
+    for name, (_, dtype) in call.written.items():
         array = given.get(name)
         direct = array is not None and array.dtype == dtype and array.flags.c_contiguous
         if direct and on_elements(array) is array and not overlaps(cupy, array, source_a, source_b):
             targets[name] = array
         else:
-            targets[name] = cupy.ndarray(shape, dtype)
+            targets[name] = fresh[name]()
+    known = whole_a is a and whole_b is b and all(targets[name] is array for name, array in given.items())
+    enqueue = call.enqueue if call.is_written_as_returned else None
+    if known and enqueue is not None and is_plain_cupy(source_a, source_b, *given.values()):
+        key = pair_key(ordinal, source_a.data.ptr, source_a, source_b.data.ptr, source_b, options)
+        if given or source_a is not a or source_b is not b:
+            key = (key, (_places(given), *outlines))
+        spans = Span.of(source_a), Span.of(source_b)
+        of_out = {name: Span.of(array) for name, array in given.items()}
+        current = cupy.cuda.runtime.getDevice
+        _known.keep(key, _Known(enqueue, call.takes, tuple(fresh.items()), spans, of_out, current))
     call.run(whole_a, whole_b, targets)
     results: dict[str, Any] = {}
     for name, (shape, dtype) in call.problem.results.items():

@@ -2,8 +2,8 @@
 
 The questions that `gemm` and `gemm_reduce` ask of their operands (of which library, on which device, whole elements,
 which plan) have answers that follow from shapes, strides, dtypes, the device and the last bits of addresses. Where
-arrays are CuPy's and not prepared, those and the options are one key, and what was answered once is found by it.
-Anything else goes the long way.
+arrays are CuPy's, those, what was prepared of them and the options are one key, and what was answered once is found by
+it. Anything else goes the long way.
 """
 
 from __future__ import annotations
@@ -47,9 +47,16 @@ class KnownCalls(Generic[C]):
             return  # not hashable, or other threads drop calls as well
 
 
-def place_key(array: Any) -> tuple[Any, ...]:
-    """Return what a plan may know of a CuPy array: how it lies in memory, and the last bits of its address."""
-    return array.shape, array.strides, array.dtype, array.data.ptr & PHASE
+def pair_key(ordinal: int, at_a: int, a: Any, at_b: int, b: Any, options: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the key of a call with the CuPy arrays `a` and `b`, at these addresses of device `ordinal`."""
+    return (ordinal, at_a & PHASE, a.shape, a.strides, a.dtype, at_b & PHASE, b.shape, b.strides, b.dtype, options)
+
+
+def place_key(array: Any) -> tuple[Any, ...] | None:
+    """Return what a plan may know of a CuPy array: how it lies in memory, and the last bits of its address; None of
+    none.
+    """
+    return None if array is None else (array.shape, array.strides, array.dtype, array.data.ptr & PHASE)
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,8 @@ class Span:
 def is_apart(out: int, of_out: Span, operands: Sequence[int], spans: Sequence[Span]) -> bool:
     """Whether a result at address `out` shares no byte with any of the `operands`, by the bounds of each."""
     low, high = out + of_out.low, out + of_out.high
-    return all(
-        high <= address + span.low or address + span.high <= low for address, span in zip(operands, spans, strict=True)
-    )
+    for number, span in enumerate(spans):
+        address = operands[number]
+        if low < address + span.high and address + span.low < high:
+            return False
+    return True

@@ -21,7 +21,7 @@ from gemmserve_kernels.problem.operand import Operand
 from gemmserve_kernels.problem.problem import GemmProblem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from gemmserve_kernels.algorithms.common.prepared_operand import Outline
     from gemmserve_kernels.device.launch import Launcher, Ready
@@ -87,17 +87,17 @@ class Call:
             problem = self.converted
             a, b = source_of(a).astype(problem.a.dtype, order="C"), source_of(b).astype(problem.b.dtype, order="C")
             c = c if c is None or problem.c is None else c.astype(problem.c.dtype, order="C")
-        arrays = operand_arrays(a, b, [into] if c is None else [into, c], self.takes)
-        self._ready.run(tuple([array.data.ptr for array in arrays]))
+        arrays = [source_of(a), source_of(b), into] if c is None else [source_of(a), source_of(b), into, c]
+        addresses = [array.data.ptr for array in arrays]
+        self._ready.run((*addresses, *prepared_addresses(a, b, self.takes)))
 
-    @cached_property
-    def enqueue(self) -> Callable[[tuple[int, int, int]], None] | None:
-        """The call of operands that are not prepared and have no C, for the addresses of A, B and the result, under the
-        conditions of `run`; None where it takes the arrays themselves.
+    def enqueue(self, *, reads_c: bool) -> Callable[[tuple[int, ...]], None] | None:
+        """Return the call for addresses instead of arrays, under the conditions of `run`: of A, B, the result, C where
+        it is read, and of what was prepared of A and of B as far as it `takes` it. None where it takes arrays alone.
         """
         if self.program is None:
-            return self._blas_call.enqueue
-        return self._ready.run if self.converted is None and not any(self.takes) else None
+            return None if reads_c else self._blas_call.enqueue
+        return self._ready.run if self.converted is None else None
 
     @cached_property
     def _ready(self) -> Ready:
@@ -187,13 +187,11 @@ def prepared_arguments(recorder: LaunchRecorder, operands: tuple[Any, Any], outl
     return found
 
 
-def operand_arrays(a: Any, b: Any, between: Sequence[Any], takes: tuple[bool, bool]) -> list[Any]:
-    """Return the arguments of a program: A, B, those `between`, and what was prepared of A and of B if it is taken."""
-    arrays = [source_of(a), source_of(b), *between]
-    for operand, taken in zip((a, b), takes, strict=True):
-        if taken:
-            arrays += operand.arrays
-    return arrays
+def prepared_addresses(a: Any, b: Any, takes: tuple[bool, bool]) -> tuple[int, ...]:
+    """Return the last arguments of a program: where lies what was prepared of A and of B, if it is taken."""
+    of_a: tuple[int, ...] = a.addresses if takes[0] else ()
+    of_b: tuple[int, ...] = b.addresses if takes[1] else ()
+    return of_a + of_b
 
 
 def key_argument(recorder: LaunchRecorder, key: Key) -> Any:

@@ -17,7 +17,7 @@ from gemmserve_kernels.dispatch.planned_call import (
     Key,
     fresh_key,
     key_argument,
-    operand_arrays,
+    prepared_addresses,
     prepared_arguments,
     taken_of,
 )
@@ -79,8 +79,9 @@ class ReduceCall:
         elif self.converted is not None:
             a = source_of(a).astype(self.converted.a.dtype, order="C")
             b = source_of(b).astype(self.converted.b.dtype, order="C")
-        arrays = operand_arrays(a, b, [targets[name] for name in self.written], self.takes)
-        self._ready.run(tuple([array.data.ptr for array in arrays]))
+        arrays = [source_of(a), source_of(b), *[targets[name] for name in self.written]]
+        addresses = [array.data.ptr for array in arrays]
+        self._ready.run((*addresses, *prepared_addresses(a, b, self.takes)))
 
     @cached_property
     def is_written_as_returned(self) -> bool:
@@ -89,12 +90,10 @@ class ReduceCall:
 
     @cached_property
     def enqueue(self) -> Callable[[tuple[int, ...]], None] | None:
-        """The call of operands that are not prepared, for the addresses of A, B and of every result in the order of
-        `written`, under the conditions of `run`; None where it takes the arrays themselves.
+        """The call for addresses instead of arrays, under the conditions of `run`: of A, B, every result in the order
+        of `written`, and of what was prepared of A and of B as far as it `takes` it. None where it takes arrays alone.
         """
-        if self.program is None or self.converted is not None or any(self.takes):
-            return None
-        return self._ready.run
+        return None if self.program is None or self.converted is not None else self._ready.run
 
     @cached_property
     def _ready(self) -> Ready:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from dataclasses import astuple, dataclass, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from gemmserve_kernels.problem.errors import ConfigInfeasible
 
@@ -52,6 +53,19 @@ class GemmConfig:
     rounding_big: str | None = None
     rounding_small: str | None = None
     strips: int | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """The hash, worked out once: every call looks its plan up by it."""
+        return hash(astuple(self))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            field.name: getattr(self, field.name) for field in fields(self)
+        }  # hashes of strings are a process's own
 
     @property
     def tile_fields(self) -> dict[str, int | str]:

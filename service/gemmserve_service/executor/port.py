@@ -224,7 +224,9 @@ class ExecutorOwner(Protocol):
 
 
 class Executor(Protocol):
-    """Runs tasks on workers. A worker runs what it is sent in order, and answers in that order."""
+    """Runs tasks on workers. A worker runs what it is sent in order, and answers in that order, but for express tasks,
+    which pass others where it runs several at once, and prompt messages, which pass those.
+    """
 
     async def start(self, owner: ExecutorOwner) -> None:
         """Begins; workers show up through `owner`."""

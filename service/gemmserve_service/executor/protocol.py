@@ -160,12 +160,16 @@ class Work:
 class RunBatch:
     """Front to worker: tasks, most often one, to be run in this order; each is answered for itself. Validated likewise
     where it is read.
+
+    `prompt`: a client waits for these, which are short; a worker that runs several tasks at once runs them between
+    those of messages that came before.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     kind: Literal["run_batch"] = "run_batch"
     tasks: list[Work]
+    prompt: bool = False
 
 
 class Forget(_Message):

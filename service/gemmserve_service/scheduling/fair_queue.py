@@ -106,6 +106,8 @@ class FairQueue:
         self.weight_of: Callable[[str], float] = lambda _: 1.0
         self.nbytes = 0
         """Bytes of operands and results of all that wait, but for those of large products that have begun."""
+        self.prompts = 0
+        """Prompt tasks that wait."""
         self._tasks: dict[Task, int] = {}
         """Those that wait, with the bytes that count."""
         self._flows: dict[str, _Flow] = {}
@@ -171,6 +173,7 @@ class FairQueue:
         line.waiting += 1
         flow.nbytes += nbytes
         self.nbytes += nbytes
+        self.prompts += task.service_class is ServiceClass.PROMPT
         if len(line.heap) > 2 * line.waiting + _MAX_ENDED:  # mostly tasks that ended while they waited
             line.heap = [entry for entry in line.heap if entry[1] in self._tasks and entry[1] is not task]
             heapq.heapify(line.heap)
@@ -195,6 +198,7 @@ class FairQueue:
             line.waiting -= 1
             flow.nbytes -= nbytes
             self.nbytes -= nbytes
+            self.prompts -= task.service_class is ServiceClass.PROMPT
             if not line.waiting:
                 line.heap.clear()
             if not flow.waiting:
@@ -215,7 +219,8 @@ class FairQueue:
         `runs` is asked about tasks in order, and must not change the queue. `blocks` is asked about those for which it
         is false: whether none behind that one may be taken in its stead; with `heads`, none of its owner's. Express
         tasks that are taken for themselves are no further ahead of others than `_BURST_S`, and leave those of higher
-        priority before them; nor are others further ahead of the express tasks of the owners `beside`.
+        priority before them; nor are others further ahead of the express tasks of the owners `beside`. Prompt ones that
+        are taken for themselves do not count among the two for one.
         """
         passed: list[_Flow] = []
         found: Task | None = None
@@ -241,7 +246,7 @@ class FairQueue:
             flow.virtual = max(flow.virtual, tagged.tag)
             flow.tag += found.cost_s / flow.weight
             tagged.tag += found.cost_s / _SHARES[found.service_class]
-            if found.service_class in SHORT_CLASSES:
+            if ServiceClass.EXPRESS in classes and found.service_class in SHORT_CLASSES:
                 before = found.service_class is ServiceClass.PROMPT and flow.lines[ServiceClass.EXPRESS].waiting > 0
                 flow.prompts = flow.prompts + 1 if before else 0
             passed.pop()
@@ -316,7 +321,7 @@ class FairQueue:
             if heap and (every or each in classes):
                 short = each in SHORT_CLASSES
                 tag = flow.tagged(each).tag - (_BURST_S if short else 0.0)
-                late = each is ServiceClass.PROMPT and flow.prompts >= _PROMPTS
+                late = each is ServiceClass.PROMPT and flow.prompts >= _PROMPTS and ServiceClass.EXPRESS in classes
                 rank = heap[0][0][0], tag, int(late)
                 if first is None or rank < best:
                     first, best = each, rank

@@ -6,7 +6,8 @@ and Fairness in Cluster Scheduling", EuroSys 2010).
 
 Short tasks that waited go to a worker together, in the order in which they would have gone one by one. A task that
 finds a worker idle goes at once; a group is what gathered while the worker was busy. It is bounded by number, bytes and
-time, so that whoever comes next waits little longer than for one task.
+time, so that whoever comes next waits little longer than for one task. A prompt task does not wait for a group: a
+worker that runs several tasks at once runs it between two of those.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_kernels import KernelError, Plan
+from gemmserve_service.scheduling.tasks import ServiceClass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -178,6 +180,18 @@ class Placement:
         if count == 1 and last is not None and last.whole is not last:
             return True  # beneath a block of a large product, however long that is, panels of the next can come
         return seconds < _AHEAD_S
+
+    def lets_pass(self, worker: Worker) -> bool:
+        """Whether the worker is to have a prompt task between the express ones that it has: not one of another host,
+        through whose agent all go in order.
+        """
+        if not worker.ready or not worker.express or worker.link is not None:
+            return False
+        if any(task.crashes for task in worker.tasks.values()):
+            return False
+        prompts = [task for task in worker.express_tasks.values() if task.service_class is ServiceClass.PROMPT]
+        seconds = sum([_TASK_S + self._estimates.seconds(task, worker) for task in prompts])
+        return len(prompts) < len(worker.express_tasks) and seconds < _SOON_S
 
 
 def _result_bytes(task: Task) -> int:

@@ -74,6 +74,7 @@ _ROOM_RETRY_S: Final = 1.0  # after which a task is tried again for whose result
 _TRIES: Final = 2  # to find a task for a worker: the first one may find no room, and the second needs none
 _CHECK_RATE: Final = 1e8  # bytes a second that a check gets through at least (docs/reliability.md)
 _MAX_CHECKED: Final = 1024  # problems whose plans are kept
+_PROMPT: Final = (ServiceClass.PROMPT,)
 _LONG: Final = (ServiceClass.INTERACTIVE, ServiceClass.BULK, ServiceClass.LARGE)
 
 log = logging.getLogger(__name__)
@@ -447,6 +448,8 @@ class Scheduler:
                 else:
                     self._fill(worker, SHORT_CLASSES, express=True)
                     self._fill(worker, _LONG, {task.owner for task in worker.express_tasks.values()})
+            if self.queue.prompts:
+                self._let_pass()
         finally:
             for worker in looked:
                 if self._has_room(worker):
@@ -491,6 +494,16 @@ class Scheduler:
             if task is None:
                 break
             refused += not self._send(worker, [task, *self._companions(task, worker)])
+
+    def _let_pass(self) -> None:
+        """Send prompt tasks to workers that have express ones, between which they run."""
+        for worker in self.executor.workers():
+            while self.queue.prompts and self.placement.lets_pass(worker):
+                if self._suspects and self._suspect_waits(worker):
+                    break
+                task = self._take(worker, ahead=True, classes=_PROMPT)
+                if task is None or not self._send(worker, [task], prompt=True):
+                    break
 
     def _suspect_waits(self, worker: Worker) -> bool:
         """Whether a task that is to have the worker alone waits, and could run there."""
@@ -617,8 +630,10 @@ class Scheduler:
             self.writes.place_ahead(task)
         return block
 
-    def _send(self, worker: Worker, tasks: list[Task]) -> bool:
-        """Return whether the worker was sent any: those wait on for whose results the disk has no room."""
+    def _send(self, worker: Worker, tasks: list[Task], *, prompt: bool = False) -> bool:
+        """Return whether the worker was sent any: those wait on for whose results the disk has no room. `prompt`: they
+        run between those that it has.
+        """
         ready = [(task, verify) for task in tasks if self._placed(worker, task, verify := self._is_checked(task))]
         if not ready:
             return False
@@ -630,7 +645,7 @@ class Scheduler:
             products += task.products
         if idle:
             worker.began()
-        self.executor.send(worker, RunBatch(tasks=works))
+        self.executor.send(worker, RunBatch(tasks=works, prompt=prompt))
         self.group_sent(products)
         for task, _ in ready:
             task.listener.started(task)

@@ -46,6 +46,8 @@ class FakeExecutor:
         self.fleet = {name: Worker(name) for name in names or ("cpu",)}
         self.sent: list[tuple[Worker, list[Any]]] = []
         """Tasks of each message."""
+        self.passing: list[str] = []
+        """Tasks of prompt messages."""
         self.forgotten: list[str] = []
         self.cancelled: list[tuple[str, str]] = []
         self.killed: list[tuple[str, str]] = []
@@ -73,6 +75,7 @@ class FakeExecutor:
     def send(self, worker, message):
         if isinstance(message, RunBatch):
             self.sent.append((worker, unpacked(message)))
+            self.passing += [work.task for work in message.tasks if message.prompt]
         elif isinstance(message, Cancel):
             self.cancelled.append((worker.id, message.task))
         else:

@@ -63,6 +63,11 @@ class PreparedOperand:
         return () if self.payload is None else self.payload.arrays
 
     @cached_property
+    def addresses(self) -> tuple[int, ...]:
+        """Where the payload's arrays are, CuPy's."""
+        return tuple([int(array.data.ptr) for array in self.arrays])
+
+    @cached_property
     def outline(self) -> Outline | None:
         """The payload but for where its arrays are, for plans. Like payloads have one and the same object."""
         if self.payload is None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels.algorithms.common.operands import Operands
 from gemmserve_kernels.algorithms.dmma.kernel import Kernel
-from gemmserve_kernels.algorithms.dmma.tile import DmmaTile, choose, kind_of, resolve_tile
+from gemmserve_kernels.algorithms.dmma.tile import COPIED_TILES, DmmaTile, choose, kind_of, resolve_tile
 from gemmserve_kernels.algorithms.mma.tile import check_device
 from gemmserve_kernels.device.struct_params import launches, matrix_view, stored_operands
 from gemmserve_kernels.device.structures import device_struct
@@ -113,8 +113,9 @@ def run_tiles(
     failing: int,
     counters: int,
 ) -> None:
-    """Writes those tiles of the product whose numbers lie at `failing` (judging/judged.cuh). `views`: A, B, C and
-    D, with addresses. `counters`: `Launcher.counters`.
+    """Writes those tiles of the product whose numbers lie at `failing` (judging/judged.cuh), of single precision too,
+    which is multiplied in double and rounded once. `views`: A, B, C and D, with addresses. `counters`:
+    `Launcher.counters`.
     """
     a, b, c, d = views
     row, column = region.row, region.column
@@ -124,7 +125,11 @@ def run_tiles(
         c.shifted(row * c.row_stride + column * c.column_stride),
         d.shifted(row * d.row_stride + column * d.column_stride),
     )
-    kernel = Kernel.of(launcher.spec, problem, _choose(problem, launcher), cut, conjugates, batch_shape)
+    kind = kind_of(problem)
+    tile = choose(problem.m, problem.n, launcher.spec, kind, problem.batch)
+    kernel = Kernel.of(launcher.spec, problem, tile, cut, conjugates, batch_shape)
+    if kernel.sources is None and kind in COPIED_TILES:
+        kernel = Kernel.of(launcher.spec, problem, COPIED_TILES[kind], cut, conjugates, batch_shape)
     gemm = kernel.params(problem, cut, (region.rows, region.columns))
     tiles = gemm.tiles_m * gemm.tiles_n * region.matrices
     down, right = -(-region.rows // JUDGED_M), -(-region.columns // JUDGED_N)
@@ -139,7 +144,3 @@ def run_tiles(
         judged_n=right,
     )
     kernel.launch(launcher, "dmma_tiles", params, tiles)
-
-
-def _choose(problem: GemmProblem, launcher: Launcher) -> DmmaTile:
-    return choose(problem.m, problem.n, launcher.spec, kind_of(problem), problem.batch)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.errors import ConfigInfeasible
+from gemmserve_kernels.problem.operand import real_dtype
 
 if TYPE_CHECKING:
     from gemmserve_kernels.device.spec import DeviceSpec
@@ -120,10 +121,13 @@ def run_of(m: int, n: int) -> int:
 
 
 def kind_of(problem: GemmProblem | GemmReduceProblem) -> Kind:
-    """The kind of a problem in double precision."""
+    """The kind of a problem's operands."""
+    single = real_dtype(problem.dtype).itemsize == 4
     if problem.planar:
-        return "planar"
-    return "complex128" if problem.dtype.kind == "c" else "float64"
+        return "planar float32" if single else "planar"
+    if problem.dtype.kind == "c":
+        return "complex64" if single else "complex128"
+    return "float32" if single else "float64"
 
 
 def choose(

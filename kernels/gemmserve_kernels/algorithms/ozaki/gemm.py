@@ -12,9 +12,8 @@ Source: K. Ozaki, Y. Uchino, T. Imamura, arXiv 2504.08009. Unlike there, the sca
 (see `moduli`), so that a prepared operand serves any partner, and products are reduced before they are written.
 
 What the counts promise of every element is a theorem (`ozaki.bound`); the device decides by it tile by tile, without a
-look from the host, and makes those that do not pass natively, and only so. Single precision has no such promise: there
-a tile is done once more in plain arithmetic where a row or column has an element that is not finite, and where the
-product is so small beside the norms that the rounding to integers may show.
+look from the host, and makes those that do not pass natively, and only so: products of single precision in double,
+rounded once.
 
 Workspace: at most `plan.WORKSPACE` bytes for the residues of operands and products, or what the smallest panel
 takes; larger problems go panel by panel. Results do not depend on panels.
@@ -30,9 +29,9 @@ import numpy as np
 
 from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand, source_of
 from gemmserve_kernels.algorithms.ozaki.bound import MOST_OUTLIERS, most_outliers
-from gemmserve_kernels.algorithms.ozaki.lines import JUDGED, Lines, Prepared
+from gemmserve_kernels.algorithms.ozaki.lines import Lines, Prepared
 from gemmserve_kernels.algorithms.ozaki.moduli import MAX_K, Moduli, available, needed
-from gemmserve_kernels.algorithms.ozaki.plan import PATCH_TILES, SHARED, OzakiTile, Run
+from gemmserve_kernels.algorithms.ozaki.plan import SHARED, OzakiTile, Run
 from gemmserve_kernels.device.struct_params import StoredArray, launches, matrix_view, stored_operands
 from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.errors import ConfigInfeasible
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.problem.problem import GemmProblem
 
 
+_DTYPES: Final = ("float32", "float64", "complex64", "complex128")
 MIN_K: Final = 128
 """Shortest k of `auto`: from there on ordinary data pass (`ozaki.bound`)."""
 
@@ -54,7 +54,7 @@ class OzakiOperand:
     """A prepared operand: residues that serve any partner, and the array itself for what residues cannot do.
 
     `residues`: uint8 (matrices, moduli * parts, lines, pitch). `codes`: int32 (matrices, lines), the scales.
-    `deficits`: uint32, what they lack (ozaki.lines.Deficits), in double precision. `apart`: int32, where outliers are
+    `deficits`: uint32, what they lack (ozaki.lines.Deficits). `apart`: int32, where outliers are
     (ozaki.lines.Tally), `outliers` a line at most; None where that is 0.
     """
 
@@ -69,18 +69,20 @@ class OzakiOperand:
     outliers: int
     residues: Any
     codes: Any
-    deficits: Any | None
+    deficits: Any
     apart: Any | None
 
     @property
     def arrays(self) -> tuple[Any, ...]:
         """All that it holds beside the array."""
-        return tuple(x for x in (self.residues, self.codes, self.deficits, self.apart) if x is not None)
+        return self.residues, self.codes, self.deficits, *(() if self.apart is None else (self.apart,))
 
     def with_arrays(self, source: Any, arrays: Sequence[Any]) -> OzakiOperand:
         """The same with other arrays, made of `source`."""
-        deficits, apart = (*arrays[2:], None, None)[:2]
-        return replace(self, array=source, residues=arrays[0], codes=arrays[1], deficits=deficits, apart=apart)
+        residues, codes, deficits, *apart = arrays
+        return replace(
+            self, array=source, residues=residues, codes=codes, deficits=deficits, apart=apart[0] if apart else None
+        )
 
     @property
     def nbytes(self) -> int:
@@ -101,7 +103,7 @@ def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
     """Return why this algorithm cannot run the problem on the device, or None."""
     if not spec.has_wgmma:
         return f"it needs INT8 wgmma (compute capability 9.0), and {spec.name} is {spec.arch}"
-    if problem.dtype.name not in {*JUDGED, *PATCH_TILES}:
+    if problem.dtype.name not in _DTYPES:
         return f"there are no residues of {problem.dtype.name}"
     if any(operand.dtype != problem.a.dtype for operand in (problem.b, problem.c) if operand is not None):
         return "A, B and C must have one dtype"
@@ -127,8 +129,8 @@ def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -
     if Moduli.first(moduli, complex_=complex_).target(problem.k) < 1:
         raise ConfigInfeasible(f"moduli: {moduli} are too few for k = {problem.k}")
     outliers = most_outliers(problem.k, problem.dtype) if config.outliers is None else config.outliers
-    if outliers > (MOST_OUTLIERS if problem.dtype.name in JUDGED else 0):
-        raise ConfigInfeasible(f"outliers: at most {MOST_OUTLIERS} a line of double precision, not {outliers}")
+    if outliers > MOST_OUTLIERS:
+        raise ConfigInfeasible(f"outliers: at most {MOST_OUTLIERS} a line, not {outliers}")
     tile = OzakiTile(moduli, config.stages or 4, config.raster or 8, config.cluster or 2, outliers)
     if tile.cluster > 2:
         raise ConfigInfeasible(f"cluster: the ozaki kernel has 1 and 2, not {tile.cluster}")
@@ -196,5 +198,5 @@ def prepare_operand(
         part_codes, part = codes[first : first + count_here], residues[first : first + count_here]
         here.scale(launcher, batch_shape, 0, part_codes, count_here, tally, first)
         here.convert(launcher, batch_shape, 0, part_codes, part, 0, view.rows, tally, first)
-    deficits, apart = (tally.deficits.array, tally.outliers) if tally else (None, None)
+    deficits, apart = tally.deficits.array, tally.outliers
     return OzakiOperand(array, side, trans, planar, count, most, residues, codes, deficits, apart)

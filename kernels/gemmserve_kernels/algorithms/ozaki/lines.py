@@ -19,6 +19,7 @@ from gemmserve_kernels.algorithms.ozaki.params import (
     tally_constants,
 )
 from gemmserve_kernels.device.compiler import KernelSource
+from gemmserve_kernels.problem.operand import real_dtype
 
 if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.ozaki.moduli import Moduli
@@ -54,10 +55,6 @@ class Panel:
     rows: int
     column: int
     columns: int
-
-
-JUDGED: Final = ("float64", "complex128")
-"""dtypes whose lines are counted; of the others the result says whether it can be trusted (ozaki_combine.cu)."""
 
 
 @dataclass(frozen=True)
@@ -162,24 +159,15 @@ class Lines:
         shape = (matrices, self.planes, -(-lines // UNIT) * UNIT, self.pitch)
         return launcher.empty(shape, np.dtype(np.uint8))
 
-    @property
-    def judged(self) -> bool:
-        """Whether lines are counted."""
-        return self.view.dtype.name in JUDGED
-
-    def tally(self, launcher: Launcher, matrices: int) -> Tally | None:
-        """Memory for the counts of so many matrices; None where lines are not counted."""
-        if not self.judged:
-            return None
+    def tally(self, launcher: Launcher, matrices: int) -> Tally:
+        """Memory for the counts of so many matrices."""
         return Tally.allocate(launcher, matrices, self.view.rows, outliers=self.outliers > 0)
 
     def outliers_of(self, launcher: Launcher, outliers: Any, matrix: int) -> int:
         """The address of a matrix's outliers."""
         return launcher.pointer(outliers) + 4 * OUTLIER_WORDS * matrix * self.view.rows
 
-    def _tally(self, launcher: Launcher, tally: Tally | None, first: int, *, counts: bool) -> TallyParams:
-        if tally is None:
-            return TallyParams()
+    def _tally(self, launcher: Launcher, tally: Tally, first: int, *, counts: bool) -> TallyParams:
         deficits = tally.deficits
         params = TallyParams(
             sums=launcher.pointer(tally.sums) + first * self.view.rows * 8,
@@ -196,7 +184,7 @@ class Lines:
         return params
 
     def _source(self, name: str, **extra: str) -> KernelSource:
-        extra = {**extra, "TALLY": flag(self.judged), "OUTLIERS": flag(self.outliers > 0)}
+        extra = {**extra, "OUTLIERS": flag(self.outliers > 0)}
         return line_source(name, self.view.dtype.name, self.planar, self.complex_, self.along_k, tuple(extra.items()))
 
     def _params(self, launcher: Launcher, batch_shape: tuple[int, ...], first: int, codes: Any) -> LineParams:
@@ -213,7 +201,7 @@ class Lines:
         first: int,
         codes: Any,
         matrices: int,
-        tally: Tally | None,
+        tally: Tally,
         before: int = 0,
     ) -> None:
         """The codes of `matrices` matrices from number `first` on; clears the tally, in which `before` matrices are
@@ -237,15 +225,14 @@ class Lines:
         residues: Any,
         first_line: int,
         panel: int,
-        tally: Tally | None,
+        tally: Tally,
         before: int = 0,
         *,
         counts: bool = True,
         partner: Partner = _NO_PARTNER,
     ) -> None:
-        """The residues of `panel` lines from `first_line` on, of as many matrices as `residues` holds. Where there is a
-        tally, the lines are counted, if `counts`; groups that pass with none of the partner's are neither counted nor
-        converted.
+        """The residues of `panel` lines from `first_line` on, of as many matrices as `residues` holds. The lines
+        are counted, if `counts`; groups that pass with none of the partner's are neither counted nor converted.
         """
         params = ConvertParams(
             line=self._params(launcher, batch_shape, first, codes),
@@ -255,14 +242,16 @@ class Lines:
             plane=residues.shape[2] * self.pitch,
             residues=launcher.pointer(residues),
             conjugate=self.conjugate,
-            tally=self._tally(launcher, tally, before, counts=counts and tally is not None),
+            tally=self._tally(launcher, tally, before, counts=counts),
             partner=partner.least,
             partner_step=partner.step,
             partner_groups=partner.groups,
         )
         convert_constants(params, self.moduli)
         grid = residues.shape[2] // (8 if self.along_k else 16) * (self.pitch // 128) * residues.shape[0]
-        source = self._source("ozaki_convert", MODULI=str(self.moduli.count))
+        single = real_dtype(self.view.dtype).itemsize == 4
+        short = flag(single and self.moduli.short)
+        source = self._source("ozaki_convert", MODULI=str(self.moduli.count), SHORT=short)
         launcher.launch(source, "ozaki_convert", grid=grid, block=256, shared=0, params=params)
 
 
@@ -303,7 +292,7 @@ class OzakiSide:
     def __init__(self, lines: Lines, prepared: Prepared | None, *, shared: bool) -> None:
         self.lines, self.prepared = lines, prepared
         self.shared = prepared.codes.shape[0] == 1 if prepared else shared
-        self._codes: tuple[int, Any, Tally | None] | None = None
+        self._codes: tuple[int, Any, Tally] | None = None
         self._counted: set[int] = set()
         self._last: tuple[tuple[int, int, int], Residues] | None = None
 
@@ -315,7 +304,7 @@ class OzakiSide:
         """Makes the scales of the panel's matrices. What is known of them to the other side."""
         first, matrices = self._matrices(panel)
         if self.prepared is not None:
-            deficits, start = self._prepared_deficits(), 0 if self.shared else piece + first
+            deficits, start = self._deficits(self.prepared), 0 if self.shared else piece + first
         else:
             if self._codes is None or self._codes[0] != first:
                 lines = self.lines.view.rows
@@ -324,10 +313,7 @@ class OzakiSide:
                 self.lines.scale(launcher, batch_shape, first, codes, matrices, tally)
                 self._codes = first, codes, tally
                 self._counted.clear()
-            tally = self._codes[2]
-            deficits, start = None if tally is None else tally.deficits, 0
-        if deficits is None:
-            return _NO_PARTNER
+            deficits, start = self._codes[2].deficits, 0
         return Partner(
             deficits.least(launcher, start), 0 if self.shared else deficits.groups, -(-self.lines.view.rows // LINES)
         )
@@ -347,7 +333,7 @@ class OzakiSide:
         if self.prepared is not None:
             start = 0 if self.shared else piece + first
             prepared = self.prepared
-            return self._found(launcher, prepared, self._prepared_deficits(), line, line, matrices, start)
+            return self._found(launcher, prepared, self._deficits(prepared), line, line, matrices, start)
         if self._last is not None and self._last[0] == (first, line, count):
             return self._last[1]
         self._last = None  # its memory may serve again
@@ -362,22 +348,19 @@ class OzakiSide:
         self.lines.convert(
             launcher, batch_shape, first, codes, residues, line, count, tally, counts=counts, partner=partner
         )
-        deficits = None if tally is None else tally.deficits
-        made = Prepared(residues, codes, deficits and deficits.array, tally and tally.outliers)
-        found = self._found(launcher, made, deficits, line, 0, matrices)
+        made = Prepared(residues, codes, tally.deficits.array, tally.outliers)
+        found = self._found(launcher, made, tally.deficits, line, 0, matrices)
         self._last = (first, line, count), found
         return found
 
-    def _prepared_deficits(self) -> Deficits | None:
-        if self.prepared is None or self.prepared.deficits is None:
-            return None
-        return Deficits(self.prepared.deficits, self.prepared.codes.shape[0], groups_of(self.lines.view.rows))
+    def _deficits(self, prepared: Prepared) -> Deficits:
+        return Deficits(prepared.deficits, prepared.codes.shape[0], groups_of(self.lines.view.rows))
 
     def _found(
         self,
         launcher: Launcher,
         made: Prepared,
-        deficits: Deficits | None,
+        deficits: Deficits,
         line: int,
         first_line: int,
         matrices: int,
@@ -388,8 +371,8 @@ class OzakiSide:
         return Residues(
             launcher.pointer(made.residues) + start * self.lines.planes * lines * self.lines.pitch,
             launcher.pointer(made.codes) + start * self.lines.view.rows * 4,
-            0 if deficits is None else deficits.counted(launcher, start, line),
-            0 if deficits is None else deficits.doubt(launcher),
+            deficits.counted(launcher, start, line),
+            deficits.doubt(launcher),
             0 if made.outliers is None else self.lines.outliers_of(launcher, made.outliers, start),
             groups_of(self.lines.view.rows),
             lines,

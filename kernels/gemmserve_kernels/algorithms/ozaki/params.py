@@ -52,11 +52,6 @@ class RemainderParams(ctypes.Structure):
     """Arguments of ozaki_combine."""
 
 
-@device_struct("ozaki/ozaki_patch.cu")
-class PatchParams(ctypes.Structure):
-    """Arguments of ozaki_patch."""
-
-
 def tally_constants(params: TallyParams, moduli: Moduli, k: int, *, complex_: bool) -> None:
     """Set the weights of what is counted; a little less than the theorem has, for float32 rounds."""
     params.limit = limit(k)
@@ -112,12 +107,8 @@ def multiply_constants(params: MultiplyParams, moduli: Moduli) -> None:
         params.reciprocal[i] = (1 << 39) // p
 
 
-def combine_constants(params: RemainderParams, moduli: Moduli, k: int) -> None:
-    """Weights and product in limbs, and the least |scaled product|**2 that is not suspicious.
-
-    For random operands it is 1 / k on average, between 0.4 / k and 1 / k for the scales that lines can have. An eighth
-    of that in 64 to 128 neighbouring elements makes their relative error 2.8 times what was asked for.
-    """
+def combine_constants(params: RemainderParams, moduli: Moduli) -> None:
+    """Set weights and product, in limbs, and the inverses of scales."""
     for i, (p, weights) in enumerate(zip(moduli.divisors, moduli.weights, strict=True)):
         params.zero[i] = (1 << 52) + p
         for part, weight in enumerate(weights):
@@ -126,6 +117,3 @@ def combine_constants(params: RemainderParams, moduli: Moduli, k: int) -> None:
         params.inverse[n - 4][:] = 4 / n, float(Fraction(4, n) - Fraction(4 / n))
     params.product[:] = limbs(moduli.product)
     params.inverse_product = (1 << 2 * LIMB) / moduli.product
-    params.unit = 1 / moduli.target(k) ** 2
-    params.least = 1 / (8 * k)
-    params.least_alone = 1e-5 / k

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -11,7 +11,6 @@ from gemmserve_kernels.algorithms.common.operands import TYPES, Operands, flag
 from gemmserve_kernels.algorithms.dmma import gemm as dmma
 from gemmserve_kernels.algorithms.ozaki.bound import limit
 from gemmserve_kernels.algorithms.ozaki.lines import (
-    JUDGED,
     PITCH,
     UNIT,
     Lines,
@@ -25,18 +24,14 @@ from gemmserve_kernels.algorithms.ozaki.moduli import Moduli
 from gemmserve_kernels.algorithms.ozaki.params import (
     JudgedParams,
     MultiplyParams,
-    PatchParams,
     RemainderParams,
     combine_constants,
     multiply_constants,
 )
-from gemmserve_kernels.algorithms.simt.tile import SimtTile
-from gemmserve_kernels.algorithms.simt.tiled_kernel import TiledKernel
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import (
     MatrixView,
     StoredArray,
-    gemm_params,
     launches,
     matrix_view,
     set_factors,
@@ -54,10 +49,6 @@ TILE_M: Final = 128
 TILE_N: Final = 256
 SHARED: Final = 1024
 """For the alignment of the stages."""
-PATCH_TILES: Final = {"float32": SimtTile(32, 32, 16, 4, 4), "complex64": SimtTile(32, 32, 8, 4, 2)}
-"""Part of what is computed: the same on every device. Double precision has tensor cores for it (`dmma`)."""
-_PATCH_BLOCKS: Final = 8
-"""A multiprocessor."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +121,7 @@ class Run:
         views = [operands.a, operands.b, *(matrix_view(each, shape, planar=problem.planar) for each in stored[2:])]
         self.operands = operands
         self.views = [view.shifted_by(base) for view, base in zip(views, bases, strict=True)]
-        self.c_dtype, self.d_dtype = stored[2].dtype, stored[3].dtype
+        self.d_dtype = stored[3].dtype
 
     def run(self) -> None:
         """Launches everything."""
@@ -169,7 +160,6 @@ class Run:
         judged = self._judged(a, b, launcher.pointer(failing))
         self._multiply(panel, a, b, products, tiles_m, tiles_n, judged)
 
-        patch = PATCH_TILES.get(problem.dtype.name)
         params = RemainderParams(
             c=views[2].params(),
             d=views[3].params(),
@@ -198,35 +188,21 @@ class Run:
         )
         params.batch_shape[:] = batch_shape
         set_factors(params, problem)
-        combine_constants(params, self.moduli, problem.k)
+        combine_constants(params, self.moduli)
         extra = (
             ("MODULI", str(self.tile.moduli)),
             ("TYPE_ACC", TYPES[problem.dtype.name]),
-            ("TALLY", flag(patch is None)),
             ("OUTLIERS", flag(self.tile.outliers > 0)),
-            ("PATCH_M", str(patch.block_m if patch else 1)),
-            ("PATCH_N", str(patch.block_n if patch else 1)),
         )
         source = line_source("ozaki_combine", self.d_dtype.name, problem.planar, self.complex_, True, extra)
         grid = panel.matrices * tiles_m * tiles_n * (TILE_M * TILE_N // 4 // 256)
-        tiles, patches = (0, 0), None
-        if patch is not None:
-            tiles = -(-problem.m // patch.block_m), -(-problem.n // patch.block_n)
-            params.patches_m, params.patches_n = tiles
-            patches = launcher.zeros((panel.matrices * tiles[0] * tiles[1] + 1,), np.dtype(np.uint8))
-            params.patches = launcher.pointer(patches)
         launcher.launch(source, "ozaki_combine", grid=grid, block=256, shared=0, params=params)
-        if patch is not None:
-            self._patch(panel, batch_shape, views, patch, patches, tiles)
-            return
         region = dmma.Region(panel.first, panel.matrices, panel.row, panel.rows, panel.column, panel.columns)
         conjugates = (self.operands.conjugate_a, self.operands.conjugate_b)
         dmma.run_tiles(launcher, problem, views, conjugates, batch_shape, region, judged.failing, self.counters)
 
     def _judged(self, a: Residues, b: Residues, failing: int) -> JudgedParams:
-        """Return the arguments by which the panel's tiles are judged; empty in single precision."""
-        if self.problem.dtype.name not in JUDGED:
-            return JudgedParams()
+        """Return the arguments by which the panel's tiles are judged."""
         return JudgedParams(
             a=a.deficits,
             b=b.deficits,
@@ -280,29 +256,3 @@ class Run:
         grid = tile.cluster * min(clusters, max(1, launcher.spec.sm_count // tile.cluster))
         source = KernelSource("ozaki_multiply", defines)
         launcher.launch(source, "ozaki_multiply", grid=grid, block=288, shared=tile.shared, params=params)
-
-    def _patch(
-        self,
-        panel: Panel,
-        batch_shape: tuple[int, ...],
-        views: list[MatrixView],
-        tile: SimtTile,
-        patches: Any,
-        tiles: tuple[int, int],
-    ) -> None:
-        problem, launcher = self.problem, self.launcher
-        operands = replace(self.operands, a=views[0], b=views[1])
-        kernel = TiledKernel.build(
-            "ozaki_patch", operands, tile, c_dtype=self.c_dtype, d_dtype=self.d_dtype, d=views[3]
-        )
-        tiles_m, tiles_n = tiles
-        conjugates = operands.conjugate_a, operands.conjugate_b
-        shape, block = (problem.m, problem.n), (tile.block_m, tile.block_n)
-        gemm, _ = gemm_params(problem, views, shape, block, batch_shape, conjugates)
-        gemm.first_tile = panel.first * tiles_m * tiles_n
-        count = panel.matrices * tiles_m * tiles_n
-        params = PatchParams(gemm=gemm, patches=launcher.pointer(patches), count=count, counters=self.counters)
-        grid = min(count, _PATCH_BLOCKS * launcher.spec.sm_count, launcher.max_grid)
-        launcher.launch(
-            kernel.source, "ozaki_patch", grid=grid, block=tile.threads, shared=kernel.shared, params=params
-        )

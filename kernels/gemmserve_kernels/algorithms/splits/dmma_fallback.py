@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels.algorithms.common.operands import flag
 from gemmserve_kernels.algorithms.dmma.kernel import Kernel
-from gemmserve_kernels.algorithms.dmma.tile import COPIED_TILES, DmmaTile, choose
+from gemmserve_kernels.algorithms.dmma.tile import COPIED_TILES, DmmaTile, choose, kind_of
 from gemmserve_kernels.algorithms.splits.flags import Flags, Oriented
 from gemmserve_kernels.device.struct_params import launches, place_all, stored_operands
 from gemmserve_kernels.device.structures import device_struct
 
 if TYPE_CHECKING:
-    from gemmserve_kernels.algorithms.dmma.tile import Kind
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_kernels.device.struct_params import StoredArray
@@ -62,7 +61,7 @@ def _plan(
     """`matrices_*`: matrices to step in the flags for each axis of the batch. None: see `run`."""
     oriented = Oriented.of(problem, (a, b, c, d), matrices_a, matrices_b)
     operands = oriented.operands
-    kind = _kind(problem)
+    kind = kind_of(problem)
     chosen = tile or choose(operands.m, operands.n, spec, kind, problem.batch)
     conjugates = operands.conjugate_a, operands.conjugate_b
     extra = {"PLACES": str(_PLACES), "FEW": str(_FEW), "SOME": flag(not problem.planar)}
@@ -97,12 +96,6 @@ def _places(rows: int, columns: int) -> tuple[int, int]:
     while ((rows - 1) >> shift) + ((columns - 1) >> shift) + 2 > _PLACES:
         shift += 1
     return shift, ((rows - 1) >> shift) + 1
-
-
-def _kind(problem: GemmProblem) -> Kind:
-    if problem.planar:
-        return "planar float32"
-    return "complex64" if problem.dtype.kind == "c" else "float32"
 
 
 def run(

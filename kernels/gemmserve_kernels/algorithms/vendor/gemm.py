@@ -72,7 +72,7 @@ class BlasCall:
             _store(result, out, planar=problem.planar)
 
     @property
-    def enqueue(self) -> Callable[[tuple[int, int, int]], None] | None:
+    def enqueue(self) -> Callable[[tuple[int, ...]], None] | None:
         """The call without C, for the addresses of A, B and the result; None where arrays may have to be copied."""
         return None if self._copies or self._plan.dtype == np.float16 else self.enqueue_at
 

@@ -1,16 +1,15 @@
 // From residues of the integer product to D = alpha op(A) op(B) + beta C: Chinese remainders, exactly, then one rounding.
 //
 // Every weight has three limbs with signs, of 42 bits the lower two; every sum of residues times limbs, and what is left of it
-// when a multiple of the product of the moduli is taken away, is an integer below 2^53: all exact in float64. Double precision (GEMM_TALLY): tiles whose lines do not promise enough are left out; to the others come terms with outliers, in double. Single precision: elements
-// whose line is flagged are left to the patch kernel, and so are blocks in which the integer product is far smaller than
-// the lines' norms promise: there the rounding to integers may show (operands graded along k).
+// when a multiple of the product of the moduli is taken away, is an integer below 2^53: all exact in float64. Tiles
+// whose lines do not promise enough are left out; to the others come terms with outliers, in double.
 #include "../common/numbers/exact.cuh"
 #include "layout.cuh"
 #include "outliers.cuh"
 
 constexpr bool OUTLIERS = GEMM_OUTLIERS;
 constexpr int MODULI = GEMM_MODULI;
-constexpr int THREADS = 256, BLOCK_WORDS = THREADS, PATCH_M = GEMM_PATCH_M, PATCH_N = GEMM_PATCH_N;
+constexpr int THREADS = 256, BLOCK_WORDS = THREADS;
 constexpr double ROUND = 6755399441055744.0;  // 1.5 * 2^52
 constexpr double LIMB = 4398046511104.0;      // 2^42
 using Acc = GEMM_TYPE_ACC;
@@ -126,14 +125,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_combine(RemainderPar
     const Quotient by_n = divide(in_tile.quotient, params.tiles_n);
     const Quotient by_m = divide(by_n.quotient, params.tiles_m);
     const Long matrix = by_m.quotient, tile_m = by_m.remainder, tile_n = by_n.remainder;
-    bool apart = false;
-    if constexpr (GEMM_TALLY) {
-        apart = has_outliers(params.judged);
-        // Both are read at once: a block that has nothing to do is over sooner.
-        if (!(all_pass(params.judged) | passes(params.judged, matrix, tile_m, tile_n))) {
-            if (in_tile.remainder == 0 && threadIdx.x == 0) add_failing(params.judged, in_tile.quotient);
-            return;
-        }
+    const bool apart = has_outliers(params.judged);
+    // Both are read at once: a block that has nothing to do is over sooner.
+    if (!(all_pass(params.judged) | passes(params.judged, matrix, tile_m, tile_n))) {
+        if (in_tile.remainder == 0 && threadIdx.x == 0) add_failing(params.judged, in_tile.quotient);
+        return;
     }
     const int index = static_cast<int>(in_tile.remainder) * BLOCK_WORDS + static_cast<int>(threadIdx.x);
     const Long row = tile_m * TILE_M + word_row(index), column = tile_n * TILE_N + word_column(index);
@@ -168,9 +164,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_combine(RemainderPar
     const bool reads_c = params.beta[0] != 0 || params.beta[1] != 0;
     const Long c_offset = batch_offset(params.first + matrix, params.batch_shape, params.c.batch_stride);
     const Long d_offset = batch_offset(params.first + matrix, params.batch_shape, params.d.batch_stride);
-    float square = 0.0f;
-    int count = 0;
-    bool patch = false;
     const auto write = [&](Acc value, Long column_in_matrix) {
         value = scale(value, static_cast<R>(params.alpha[0]), static_cast<R>(params.alpha[1]));
         if (reads_c) {
@@ -189,12 +182,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_combine(RemainderPar
         const Long column_in_matrix = params.first_column + j;
         const int code_b = params.b_codes[matrix * params.b_codes_step + column_in_matrix];
         const int n_a = code_a & 7, n_b = code_b & 7;
-        if (n_a == FLAGGED_LINE || n_b == FLAGGED_LINE) {
-            patch = true;
-            continue;
-        }
         Acc value = make<Acc>(R(0), R(0));
-        if (n_a != ZERO_LINE && n_b != ZERO_LINE) {
+        if (n_a >= 4 && n_b >= 4) {
             const double(&of_a)[2] = params.inverse[n_a & 3];
             const double(&of_b)[2] = params.inverse[n_b & 3];
             const double inverse = of_a[0] * of_b[0];
@@ -206,11 +195,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_combine(RemainderPar
             const double first = power(half), second = power(rest);
             const Wide x = nearest(re[i], params);
             const Wide y = COMPLEX ? nearest(im[i], params) : Wide{0.0, 0.0};
-            if constexpr (!GEMM_TALLY) {
-                const float u = static_cast<float>(x.high * params.unit), v = static_cast<float>(y.high * params.unit);
-                square += u * u + v * v;
-                ++count;
-            }
             value = make<Acc>(
                 static_cast<R>(unscaled(x, inverse, inverse_low, first, second)),
                 static_cast<R>(COMPLEX ? unscaled(y, inverse, inverse_low, first, second) : 0.0));
@@ -238,20 +222,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_combine(RemainderPar
                 with_outliers(params, of_row, of_column[step], a, b + step * params.b.column_stride, held[i][threadIdx.x]),
                 j + step);
         }
-    }
-    if constexpr (GEMM_TALLY) return;
-    if (count == 4 && square < 4.0f * params.least_alone) patch = true;
-#pragma unroll
-    for (int lane = 16; lane > 0; lane /= 2) {
-        square += __shfl_xor_sync(0xffffffffu, square, lane);
-        count += __shfl_xor_sync(0xffffffffu, count, lane);
-    }
-    if (count > 0 && square < static_cast<float>(count) * (count >= 64 ? params.least : params.least_alone * 0.01f)) patch = true;
-    if (patch && inside) {
-        const Long patch_row = (matrix * params.patches_m + row_in_matrix / PATCH_M) * params.patches_n;
-        const Long last = column + byte_column(3) < params.columns ? column + byte_column(3) : params.columns - 1;
-        params.patches[patch_row + (params.first_column + column) / PATCH_N] = 1;
-        params.patches[patch_row + (params.first_column + last) / PATCH_N] = 1;
-        params.patches[params.matrices * params.patches_m * params.patches_n] = 1;
     }
 }

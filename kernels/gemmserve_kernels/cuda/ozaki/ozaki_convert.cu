@@ -2,13 +2,14 @@
 // a + rb and a - rb, r being the modulus's root of -1 (gemmserve_kernels.algorithms.ozaki.moduli). Lines are padded with
 // zeros to 128 steps, planes with lines of zeros: the multiplying kernel fetches 128 of them at a time. Outliers are zeros.
 //
-// Elements are scaled without a rounding and rounded once, to integers, which are cut into eight bytes with signs. Two dot
-// products of them with powers of 2^8 modulo p are congruent to an integer and at most 2^17; a quotient by p in float32 is
-// then the right one.
+// Elements are scaled without a rounding and rounded once, to integers, which are cut into eight bytes with signs, or four
+// (SHORT). Dot products of four of them with powers of 2^8 modulo p are congruent to an integer and together at most 2^17; a
+// quotient by p in float32 is then the right one.
 #include "layout.cuh"
 #include "outliers.cuh"
 
 constexpr bool OUTLIERS = GEMM_OUTLIERS;
+constexpr bool SHORT = GEMM_SHORT;  // integers have four bytes
 constexpr int MODULI = GEMM_MODULI;
 constexpr int THREADS = 256, TILE_K = 128, TILE_LINES = ALONG_K ? 8 : 16;
 // Blocks of a multiprocessor at once: they wait for memory, and for what others have counted. On sm_120 six would spill.
@@ -20,7 +21,7 @@ constexpr int BLOCKS = ALONG_K ? 6 : 5;
 constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to integers
 
 struct Digits {
-    int low, high;  // four bytes with signs each
+    int low, high;  // four bytes with signs each; `high` of no use where they are SHORT
 };
 
 struct LineScale {
@@ -43,24 +44,30 @@ GEMM_DEVICE double lifted(double x, int code, const LineScale& scale) { return (
 // more. Off by 1/2 + 2^-43 at most. Of single precision the product is exact.
 GEMM_DEVICE Digits digits_of(double x, double factor) {
     constexpr unsigned long long HALVES = 0x8080808080808080ull;
-    unsigned long long digits;
-    if constexpr (GEMM_TALLY) {
-        // Doubles from 2^64 to 2^65 are multiples of 2^12, those from 2^52 to 2^53 of 1: their bits are integers, but for
-        // constants, which are 2^63 of what `top` is shifted to and 0x4338 at the top of `bottom`.
-        constexpr double TOP = 27670116110564327424.0, BOTTOM = 6755399441055744.0;  // 1.5 * 2^64, 1.5 * 2^52
-        const double top = fma(x, factor, TOP);
-        const double bottom = fma(x, factor, TOP - top) + BOTTOM;
-        digits = (static_cast<unsigned long long>(bits_of(top)) << 12) + static_cast<unsigned long long>(bits_of(bottom)) +
-                 (HALVES - 0x8000000000000000ull - 0x4338000000000000ull);
+    if constexpr (SHORT) {
+        constexpr unsigned LOW = static_cast<unsigned>(HALVES);
+        return {static_cast<int>((static_cast<unsigned>(__double2int_rn(x * factor)) + LOW) ^ LOW), 0};
     } else {
-        digits = static_cast<unsigned long long>(__double2ll_rn(x * factor)) + HALVES;
+        unsigned long long digits;
+        if constexpr (sizeof(Real<Stored>) == sizeof(double)) {
+            // Doubles from 2^64 to 2^65 are multiples of 2^12, those from 2^52 to 2^53 of 1: their bits are integers, but for
+            // constants, which are 2^63 of what `top` is shifted to and 0x4338 at the top of `bottom`.
+            constexpr double TOP = 27670116110564327424.0, BOTTOM = 6755399441055744.0;  // 1.5 * 2^64, 1.5 * 2^52
+            const double top = fma(x, factor, TOP);
+            const double bottom = fma(x, factor, TOP - top) + BOTTOM;
+            digits = (static_cast<unsigned long long>(bits_of(top)) << 12) +
+                     static_cast<unsigned long long>(bits_of(bottom)) +
+                     (HALVES - 0x8000000000000000ull - 0x4338000000000000ull);
+        } else {
+            digits = static_cast<unsigned long long>(__double2ll_rn(x * factor)) + HALVES;
+        }
+        digits ^= HALVES;
+        return {static_cast<int>(digits & 0xffffffffu), static_cast<int>(digits >> 32)};
     }
-    digits ^= HALVES;
-    return {static_cast<int>(digits & 0xffffffffu), static_cast<int>(digits >> 32)};
 }
 
 GEMM_DEVICE int congruent(const Digits& x, const int (&power)[2], int more) {
-    return __dp4a(x.low, power[0], __dp4a(x.high, power[1], more));
+    return __dp4a(x.low, power[0], SHORT ? more : __dp4a(x.high, power[1], more));
 }
 
 // The constants of a modulus p. `base`: a multiple of 256 from 2^23 on, and (p - 1) / 2 less than one of p, so that quotients
@@ -224,16 +231,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ozaki_convert(Conv
     unsigned char* residues = params.residues + matrix * (MODULI * PARTS) * plane;
     const int* codes = line.codes + matrix * line.lines + params.first_line;
     unsigned long long* sums = params.tally.sums + matrix * line.lines + params.first_line;
-    const bool counts = GEMM_TALLY && params.tally.counts;
+    const bool counts = params.tally.counts;
     const Long group = (params.first_line + first) / JUDGED_LINES;
-    if constexpr (GEMM_TALLY) {
-        if (is_lost(params, matrix, group)) {
-            if (counts && thread == 0 && first_k == 0 && (params.first_line + first) % JUDGED_LINES == 0) {
-                params.tally.deficits[matrix * params.tally.groups + group] = Deficits{NEVER, NEVER, NEVER};
-                atomicOr(params.tally.doubt, DOUBTED);
-            }
-            return;
+    if (is_lost(params, matrix, group)) {
+        if (counts && thread == 0 && first_k == 0 && (params.first_line + first) % JUDGED_LINES == 0) {
+            params.tally.deficits[matrix * params.tally.groups + group] = Deficits{NEVER, NEVER, NEVER};
+            atomicOr(params.tally.doubt, DOUBTED);
         }
+        return;
     }
     __shared__ bool last;
     // Lines are counted before anything is written, or the fence would wait for that.
@@ -269,7 +274,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ozaki_convert(Conv
 #pragma unroll
             for (int p = 0; p < PARTS; ++p) {
                 const double value = lifted(x[i].part[p], code, scale);
-                if (GEMM_TALLY) count.add(p, x[i].part[p], value * scale.second, params.tally.step);
+                count.add(p, x[i].part[p], value * scale.second, params.tally.step);
                 digits[p][i] = digits_of(p == 1 && params.conjugate ? -value : value, scale.second);
             }
         }
@@ -329,9 +334,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ozaki_convert(Conv
             convert(params, digits, residues + residue_offset(first + t, first_k + 4 * lane, params.pitch), plane);
         }
     }
-    if constexpr (GEMM_TALLY) {
-        if (!counts) return;
-        __syncthreads();
-        if (last) judge(params, matrix, group);
-    }
+    if (!counts) return;
+    __syncthreads();
+    if (last) judge(params, matrix, group);
 }

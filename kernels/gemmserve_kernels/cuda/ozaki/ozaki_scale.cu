@@ -162,10 +162,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ozaki_scale(ScaleParams
     const Long in_all = where.quotient * line.lines + first_line;
     const int l = static_cast<int>(threadIdx.x);
     if (l == 0) again = 0;
-    if constexpr (GEMM_TALLY) {
-        if (first_line % (2 * JUDGED_LINES) == 0) clear(tally, group, line.lines - first_line);
-        if (blockIdx.x == 0 && l == 0 && tally.counts) *tally.doubt = 0;
-    }
+    if (first_line % (2 * JUDGED_LINES) == 0) clear(tally, group, line.lines - first_line);
+    if (blockIdx.x == 0 && l == 0 && tally.counts) *tally.doubt = 0;
     if (l < BLOCK_LINES) factor[l] = 1.0;
     __syncthreads();
     double largest = 0.0;  // of what this thread reads
@@ -213,18 +211,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ozaki_scale(ScaleParams
                 tally.outliers[in_all + l].count = count;
             }
         }
-        if constexpr (GEMM_TALLY) {
-            if (exists) tally.sums[in_all + l] = 0;
-            unsigned least =
-                code != FLAGGED_LINE ? least_deficit(all.size, all.sum, params.target, line.k, tally) : NEVER;
-            if (!exists) least = 0;
+        if (exists) tally.sums[in_all + l] = 0;
+        unsigned least = code != FLAGGED_LINE ? least_deficit(all.size, all.sum, params.target, line.k, tally) : NEVER;
+        if (!exists) least = 0;
 #pragma unroll
-            for (int lane = 16; lane > 0; lane /= 2) {
-                const unsigned other = __shfl_xor_sync(0xffffffffu, least, lane);
-                least = other > least ? other : least;
-            }
-            if (l == 0) tally.least[group].quarter[first_line % JUDGED_LINES / BLOCK_LINES] = least;
+        for (int lane = 16; lane > 0; lane /= 2) {
+            const unsigned other = __shfl_xor_sync(0xffffffffu, least, lane);
+            least = other > least ? other : least;
         }
+        if (l == 0) tally.least[group].quarter[first_line % JUDGED_LINES / BLOCK_LINES] = least;
         if (exists) line.codes[in_all + l] = code;
     }
     if constexpr (OUTLIERS) {

@@ -92,21 +92,16 @@ struct RemainderParams {
     Long rows, columns;            // of the panel
     Long m, n;                     // of the matrix: the lengths of the code arrays
     Long tiles_m, tiles_n;
-    Long patches_m, patches_n;  // tiles of the patch kernel in one matrix, of single precision
     const unsigned char* products;
     const int* a_codes;
     const int* b_codes;
     Long a_codes_step, b_codes_step;  // lines between matrices
-    unsigned char* patches;           // [matrix][patches_m][patches_n]: which to do again in plain arithmetic; then whether any
     double weight[MAX_MODULI][2][3];  // of each real part; limbs, the lowest first
     double product[3];
     double inverse_product;  // 2^84 / P
     double zero[MAX_MODULI];  // 2^52 plus what is taken away from sums of two residues: each modulus, or twice that
     double inverse[4][2];     // 4 / n, n = 4..7, and what is missing there
-    double unit;             // 1 / target^2
     double alpha[2], beta[2];
-    float least;  // of |scaled product|^2 on average in a warp's elements
-    float least_alone;  // and in those of one thread
     JudgedParams judged;
     MatrixParams a, b;  // of which outliers are multiplied apart
     const Outliers* a_outliers;

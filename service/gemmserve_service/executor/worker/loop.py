@@ -6,6 +6,7 @@ own, all the time.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -171,6 +172,8 @@ class _Line:
         self._runner = runner
         self._decoder = Decoder()
         self._pending: deque[Message] = deque()
+        self._prompt: deque[RunBatch] = deque()
+        """Messages of tasks that go between those of others."""
         self._sending = threading.Lock()
         self._passing = False
         self._held: _Held | None = None
@@ -238,7 +241,7 @@ class _Line:
 
     def receive(self) -> Message | None:
         """The next message; None once the front is gone."""
-        while not self._pending:
+        while not (self._pending or self._prompt):
             if self.overlap is not None and self.overlap.begun:
                 held_s = time.perf_counter() - self._begun_at
                 if (held_s > _MAX_HOLD_S or not self._readable.poll(0)) and self._settle(self.overlap):
@@ -248,7 +251,7 @@ class _Line:
                 self.send()
             elif not self._take():
                 return None
-        return self._pending.popleft()
+        return self._prompt.popleft() if self._prompt else self._pending.popleft()
 
     def look(self) -> None:
         """Takes in what has come meanwhile, and lets short tasks pass. Raises ConnectionError if the front is gone.
@@ -298,26 +301,46 @@ class _Line:
         return self._sound(self._runner.run(work))
 
     def _start_all(self, overlap: Overlap, works: list[Work]) -> None:
-        """Start tasks. Answers of those that this thread computes itself meanwhile go together."""
+        """Start tasks, and after each a prompt message that has come meanwhile: one, so that neither waits for all of
+        the other. Answers of those that this thread computes itself meanwhile go together.
+        """
         began = time.perf_counter()
         if not overlap.begun:
             self._begun_at = began
         held = _Held(threading.get_ident(), began)
         try:
             for work in works:
-                held.began = time.perf_counter()
-                self._held = held
-                count = len(held.answers)
-                overlap.start(work)
-                self._held = None
-                now = time.perf_counter()
-                if len(held.answers) == count or now - held.since > _MAX_HOLD_S:
-                    self._send_answers(held.take(), prompt=True)
-                if overlap.begun and now - self._begun_at > _MAX_HOLD_S:
-                    self._settle(overlap, wait=False)
+                self._start(overlap, work, held)
+                self._let_pass(overlap)
         finally:
             self._held = None
             self._send_answers(held.take(), prompt=True)
+
+    def _let_pass(self, overlap: Overlap) -> None:
+        """Start the tasks of the first prompt message, if there is one, and answer those that this thread computes."""
+        if self._readable.poll(0):
+            with contextlib.suppress(BlockingIOError):
+                while self._take(socket.MSG_DONTWAIT):
+                    pass
+        if not self._prompt:
+            return
+        held = _Held(threading.get_ident(), time.perf_counter())
+        for work in self._prompt.popleft().tasks:
+            self._start(overlap, work, held)
+        self._send_answers(held.take(), prompt=True)
+
+    def _start(self, overlap: Overlap, work: Work, held: _Held) -> None:
+        """Start a task. Its answer is held, if this thread computes it itself."""
+        held.began = time.perf_counter()
+        self._held = held
+        count = len(held.answers)
+        overlap.start(work)
+        self._held = None
+        now = time.perf_counter()
+        if len(held.answers) == count or now - held.since > _MAX_HOLD_S:
+            self._send_answers(held.take(), prompt=True)
+        if overlap.begun and now - self._begun_at > _MAX_HOLD_S:
+            self._settle(overlap, wait=False)
 
     def _settle(self, overlap: Overlap, *, wait: bool = True) -> bool:
         """Answer products that are over, together; where this is to `wait`, at least one. False: there was none, or
@@ -427,6 +450,8 @@ class _Line:
             message = TO_WORKER.validate_json(body)
             if isinstance(message, Cancel):
                 self._runner.cancel(message.task)
+            elif isinstance(message, RunBatch) and message.prompt:
+                self._prompt.append(message)
             else:
                 self._pending.append(message)
         return bool(data)

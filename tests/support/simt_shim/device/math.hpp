@@ -132,6 +132,7 @@ inline double __hiloint2double(int high, int low) {
 inline int __float2int_rn(float x) { return int(__builtin_rintf(x)); }
 inline float __int2float_rn(int x) { return float(x); }
 inline float __double2float_rn(double x) { return float(x); }
+inline int __double2int_rn(double x) { return (int)__builtin_rint(x); }
 inline long long __double2ll_rn(double x) { return (long long)__builtin_rint(x); }
 
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(unsigned(x)); }

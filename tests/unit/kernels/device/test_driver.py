@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import struct
 
 import pytest
@@ -16,7 +17,8 @@ KERNEL = struct.Struct("=Q3I3II4xQQQQ")
 """CUDA_KERNEL_NODE_PARAMS_v2: func, grid, block, shared memory, kernelParams, extra, kern, ctx."""
 FILL = struct.Struct("=QQIIQQ")
 """CUDA_MEMSET_NODE_PARAMS: dst, pitch, value, elementSize, width, height."""
-CONTEXT, GRAPH, READY = 0xC0, 0x60, 0xE0
+CONTEXT, GRAPH, READY = 0xC0, 0x60, 0xE0 << 40
+STREAM = 9 << 40
 
 
 def word(address):
@@ -42,10 +44,12 @@ class Driver:
                 return 700
             return getattr(self, name)(*arguments) or 0
 
-        types = driver._GRAPH_CALLS[name]
-        made = ctypes.CFUNCTYPE(ctypes.c_int, *types)(call)
-        made.kept = call
-        return made
+        types = [ctypes.c_void_p] * len(inspect.signature(getattr(self, name)).parameters)
+        made = ctypes.CFUNCTYPE(ctypes.c_int, *(driver._GRAPH_CALLS[name] or types))(call)
+        # As a library's function: of an int that is no argument of a declared type half gets through.
+        found = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.cast(made, ctypes.c_void_p).value)
+        found.kept = made
+        return found
 
     def node(self, at):
         self.nodes += 1
@@ -87,6 +91,7 @@ class Driver:
         self.calls.append(("destroy", graph))
 
     def cuStreamIsCapturing(self, stream, at):
+        self.calls.append(("capturing", stream))
         ctypes.c_int.from_address(at).value = self.capturing
 
 
@@ -94,12 +99,10 @@ class Driver:
 def told(monkeypatch):
     found = Driver()
     monkeypatch.setattr(driver, "_function", found.function)
-    for each in (driver._graph_calls, driver._capture_status):
-        each.cache_clear()
+    driver._graph_calls.cache_clear()
     monkeypatch.setattr(driver, "check", lambda code, what: (_ for _ in ()).throw(DeviceError(what)) if code else None)
     yield found
-    for each in (driver._graph_calls, driver._capture_status):
-        each.cache_clear()
+    driver._graph_calls.cache_clear()
 
 
 def made():
@@ -128,9 +131,9 @@ def test_setting_anew_and_launching(told):
     del told.calls[:]
     graph.set_fill(0, 0x2000)
     graph.set_kernel(2)
-    graph.launch(9)
-    graph.launch(0)
-    launches = [("launch", READY, 9), ("launch", READY, None)]
+    graph.launch(driver.Stream(STREAM))
+    graph.launch(driver.Stream(0))
+    launches = [("launch", READY, STREAM), ("launch", READY, None)]
     assert told.calls == [("set fill", READY, 1, CONTEXT, 0x2000), ("set kernel", READY, 3, 0xA2), *launches]
 
 
@@ -155,21 +158,24 @@ def test_errors_of_what_is_enqueued(told):
     told.failing = "cuGraphLaunch"
     graph.set_kernel(1)
     with pytest.raises(DeviceError):
-        graph.launch(0)
+        graph.launch(driver.Stream(0))
     told.failing = "cuGraphExecKernelNodeSetParams_v2"
     with pytest.raises(DeviceError):
         graph.set_kernel(1)
 
 
 def test_streams_that_record(told):
-    assert not driver.is_capturing(3)
+    stream = driver.Stream(STREAM)
+    assert not stream.is_capturing()
+    assert told.calls[-1] == ("capturing", STREAM)
     told.capturing = 1
-    assert driver.is_capturing(3)
+    assert stream.is_capturing()
     told.capturing, told.failing = (
         0,
         "cuStreamIsCapturing",
     )  # a stream that an other one's recording forbids to be asked
-    assert driver.is_capturing(0)
+    assert stream.is_capturing()
+    assert not driver.Stream(0).is_capturing()
 
 
 def test_a_driver_without_graphs(monkeypatch):
@@ -177,15 +183,13 @@ def test_a_driver_without_graphs(monkeypatch):
         raise DeviceError(f"the CUDA driver has no {name}")
 
     monkeypatch.setattr(driver, "_function", function)
-    for each in (driver._graph_calls, driver._capture_status):
-        each.cache_clear()
+    driver._graph_calls.cache_clear()
     try:
         with pytest.raises(DeviceError, match="too old"):
             driver.Graph()
-        assert driver.is_capturing(0)
+        assert driver.Stream(STREAM).is_capturing()
     finally:
-        for each in (driver._graph_calls, driver._capture_status):
-            each.cache_clear()
+        driver._graph_calls.cache_clear()
 
 
 def test_an_allocation_is_found_by_an_address_in_it(monkeypatch):

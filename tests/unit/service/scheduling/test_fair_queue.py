@@ -269,6 +269,20 @@ def test_a_prompt_task_overtakes_the_express_ones_of_its_owner():
     assert {found.name for found in drain(queue, 2)} == {"prompt", "b's"}, "another owner waits no longer for that"
 
 
+def test_prompt_tasks_that_are_taken_for_themselves_are_not_counted():
+    queue = FairQueue()
+    for _ in range(10):
+        queue.push(QueuedTask("a", 1e-4, name="express", service_class=EXPRESS))
+        queue.push(QueuedTask("a", 1e-4, name="prompt", service_class=PROMPT))
+    assert queue.prompts == 10
+    assert [queue.take(lambda _: True, classes=(PROMPT,)).name for _ in range(5)] == ["prompt"] * 5
+    assert [found.name for found in drain(queue, 3)] == ["prompt", "prompt", "express"]
+    assert queue.prompts == 3
+    queue.charge("a", 1.0, EXPRESS)
+    queue.push(QueuedTask("b", 1e-4, name="b's", service_class=EXPRESS))
+    assert queue.take(lambda _: True, classes=(PROMPT,)) is None, "another owner has had less"
+
+
 @pytest.mark.parametrize("cost", [1e-6, 1e-3])
 def test_express_tasks_are_not_starved_by_prompt_ones(cost):
     """One in three is theirs, however short the others are: most of the time that they take is no device's."""

@@ -475,6 +475,82 @@ async def test_a_single_product_that_somebody_waits_for_comes_before_what_is_que
     assert names(fake)[3:] == ["Z"]
 
 
+@pytest.fixture
+async def grouped(lanes, fake, submit):
+    """The worker has ten express tasks; as many of the same owner wait."""
+    for number in range(20):
+        await submit(lanes, f"t{number}")
+    assert len(fake.running()) == 10
+    return lanes
+
+
+async def test_a_prompt_task_is_sent_between_the_express_ones_that_a_worker_has(grouped, fake, submit):
+    await submit(grouped, "one shot", durable=False)
+    await submit(grouped, "waited for", waited_for=True)
+    assert fake.passing == ["one shot", "waited for"]
+    await submit(grouped, "another's", owner="b", durable=False)
+    assert fake.passing[2:] == ["another's"]
+    for number in range(12):
+        await submit(grouped, f"p{number}", durable=False)
+    assert len(fake.passing) == 10, "0.2 ms each and a little, up to 2 ms"
+    fake.done(task="one shot")
+    assert len(fake.passing) == 11
+    while fake.running():
+        fake.done()
+    assert grouped.queued == 0
+
+
+async def test_what_is_urgent_or_no_single_product_is_not_passed_or_does_not_pass(grouped, fake, submit, seconds):
+    await submit(grouped, "urgent", priority=1)
+    await submit(grouped, "one shot", durable=False)
+    assert fake.passing == []
+    seconds["long"] = 0.02
+    await submit(grouped, "long", durable=False, priority=1)
+    await submit(grouped, "express", priority=2)
+    assert fake.passing == []
+
+
+@pytest.mark.parametrize("why", ["not express", "joined", "nothing to pass", "prompt alone", "suspect"])
+async def test_a_prompt_task_goes_the_ordinary_way(make_scheduler, fake, submit, seconds, why):
+    fake.ahead, fake.express = 2, why != "not express"
+    scheduler = await make_scheduler(fake)
+    worker = fake.fleet["cpu"]
+    if why == "suspect":
+        await submit(scheduler, "suspect")
+        fake.lose()
+        fake.hello()
+        assert fake.running() == ["suspect"]
+    if why == "joined":
+        worker.link = SimpleNamespace(bytes_s=1e9)
+    durable = why != "prompt alone"
+    for number in range(0 if why == "nothing to pass" else 20):
+        await submit(scheduler, f"t{number}", durable=durable)
+    await submit(scheduler, "one shot", durable=False)
+    assert fake.passing == []
+    while fake.running():
+        fake.done()
+    assert scheduler.queued == 0
+
+
+async def test_express_tasks_get_on_beside_any_number_of_prompt_ones(grouped, fake, submit):
+    """The worker runs one of those that were sent to pass behind each of the others."""
+    express = [f"t{number}" for number in range(20)]
+    done = prompts = 0
+    while done < len(express):
+        while grouped.queue.prompts < 5:
+            await submit(grouped, f"p{prompts}", durable=False)
+            prompts += 1
+        running = fake.running()
+        passing = [name for name in running if name in fake.passing]
+        others = [name for name in running if name not in fake.passing]
+        for name in (others[:1], passing[:1]):
+            for each in name:
+                fake.done(task=each)
+                done += each in express
+        assert prompts < 100, "those that came first wait for ever"
+    assert prompts > 15, "nor do the others wait for them"
+
+
 async def test_two_owners_share_a_device_where_one_has_express_tasks_and_the_other_long_ones(
     lanes, fake, submit, seconds
 ):

@@ -215,7 +215,8 @@ def test_how_many_outliers_pay():
     found = [bound.most_outliers(k, np.dtype("complex128")) for k in (1, 1024, 1152, 2048, 8192, 1 << 24)]
     assert found == [0, 0, 1, 8, 56, bound.MOST_OUTLIERS]
     assert bound.most_outliers(8192, np.dtype("float64")) == 12
-    assert bound.most_outliers(8192, np.dtype("complex64")) == 0
+    assert bound.most_outliers(8192, np.dtype("complex64")) == 56
+    assert bound.most_outliers(8192, np.dtype("float32")) == 12
 
 
 def test_counting_bounds_the_sum_of_magnitudes():

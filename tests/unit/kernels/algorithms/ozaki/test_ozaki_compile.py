@@ -16,17 +16,14 @@ pytestmark = pytest.mark.usefixtures("nvrtc")
 
 PORTABLE = ("sm_80", "sm_90a", "sm_100a", "sm_120")
 
-# Registers of one thread at most. The multiplying kernel has 288 threads a block: 224 would do. The patch kernel has
-# the budget of the tile it shares with the portable gemm, and what its loop takes.
+# Registers of one thread at most. The multiplying kernel has 288 threads a block: 224 would do.
 REGISTERS = {
     "ozaki_scale": 64,
     "ozaki_convert": 80,
     "ozaki_multiply": 168,
     "ozaki_combine": 104,
-    "ozaki_patch": 192,
     "dmma_tiles": 255,
 }
-DOUBLE = ("complex128", "float64")
 
 
 def _sources(dtype, trans, planar=False, **config):
@@ -56,7 +53,7 @@ def _check(entry, source, arch):
 )
 def test_on_hopper(dtype, trans):
     sources = _sources(dtype, trans)
-    assert {entry for entry, _ in sources} == set(REGISTERS) - {"ozaki_patch" if dtype in DOUBLE else "dmma_tiles"}
+    assert {entry for entry, _ in sources} == set(REGISTERS)
     for entry, source in sources:
         _check(entry, source, "sm_90a")
 

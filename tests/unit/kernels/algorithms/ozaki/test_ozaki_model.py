@@ -185,7 +185,13 @@ def test_the_number_of_moduli_follows_from_k_and_dtype():
     found = {(k, d): needed(k, d) for k in (1, 64, 512, 4096, 8192, 16384, 100000) for d in ("c16", "f8", "c8", "f4")}
     assert [found[k, "c16"] for k in (64, 512, 4096, 8192, 16384, 100000)] == [15, 15, 15, 15, 15, 16]
     assert [found[k, "f8"] for k in (64, 512, 8192, 16384)] == [15, 15, 15, 15]
-    assert all(found[k, d] in {7, 8} for k in (512, 4096, 8192, 16384) for d in ("c8", "f4"))
+    assert {found[k, d] for k in (1, 512, 4096, 8192, 16384, 100000) for d in ("c8", "f4")} == {8}
+
+
+def test_which_integers_have_four_bytes():
+    for complex_, most in ((True, 8), (False, 7)):
+        assert [Moduli.first(n, complex_=complex_).short for n in range(2, 12)] == [n <= most for n in range(2, 12)]
+        assert Moduli.first(most, complex_=complex_).target(1) < sum(127 << 8 * digit for digit in range(4))
 
 
 def _kinds(kind, rng, m, n, k, complex_):

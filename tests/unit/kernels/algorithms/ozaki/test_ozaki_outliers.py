@@ -285,5 +285,4 @@ def test_how_many_are_asked_for():
             ozaki.resolve(GemmConfig(outliers=count), problem, spec)
     single = GemmProblem.build(*(Operand.contiguous((200, 200), "complex64") for _ in "ab"), compute="ozaki")
     assert ozaki.resolve(None, single, spec).outliers == 0
-    with pytest.raises(ConfigInfeasible, match="outliers"):
-        ozaki.resolve(GemmConfig(outliers=1), single, spec)
+    assert ozaki.resolve(GemmConfig(outliers=1), single, spec).outliers == 1

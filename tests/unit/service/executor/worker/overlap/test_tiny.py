@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from dataclasses import replace
 
@@ -115,6 +116,43 @@ def test_a_product_without_room_on_the_shorter_way_goes_to_the_others(quick, tas
         assert [(answer.kind, answer.task) for answer in front.answers(1)] == [("done", step)]
         np.testing.assert_array_equal(result(), A @ A.T)
     assert quick.steps().count("compute") == 2
+
+
+def test_prompt_messages_run_between_the_tasks_of_others_one_at_a_time(quick, task):
+    backend, front = quick.backend, quick.front
+    reached, go_on = threading.Event(), threading.Event()
+    backend.faults = {(1.0, "begin"): lambda: (reached.set(), go_on.wait(WAIT_S))}
+    results = {}
+
+    def sent(*numbers):
+        messages = [task(f"t{number}", float(number), express=True) for number in numbers]
+        results.update(zip(numbers, [result for _, result in messages], strict=True))
+        return packed(*[message for message, _ in messages])
+
+    front.send(sent(1, 2, 3, 4))
+    assert reached.wait(WAIT_S)
+    front.send(sent(5), replace(sent(7, 8), prompt=True), replace(sent(9), prompt=True))
+    go_on.set()
+    answers = front.answers(8)
+    order = [1, 7, 8, 2, 9, 3, 4, 5]
+    assert [alpha for stage, alpha in backend.log if stage == "begin"] == order
+    assert {(answer.task, answer.kind) for answer in answers} == {(f"t{number}", "done") for number in order}
+    for number, result in results.items():
+        np.testing.assert_array_equal(result(), number * (A @ A.T))
+    front.send(replace(sent(6), prompt=True))
+    assert front.answers(1)[0].task == "t6", "nothing else was there"
+
+
+def test_what_was_begun_is_answered_though_the_front_says_no_more(quick, task):
+    """The front's end of the conversation may be closed while tasks of a message are started."""
+    backend, front = quick.backend, quick.front
+    reached, go_on = threading.Event(), threading.Event()
+    backend.faults = {(1.0, "begin"): lambda: (reached.set(), go_on.wait(WAIT_S))}
+    front.send(packed(*[task(f"t{number}", float(number), express=True)[0] for number in (1, 2, 3)]))
+    assert reached.wait(WAIT_S)
+    front.near.shutdown(socket.SHUT_WR)
+    go_on.set()
+    assert {answer.task for answer in front.answers(3)} == {"t1", "t2", "t3"}
 
 
 def test_an_error_on_the_shorter_way_is_answered(quick, task):
