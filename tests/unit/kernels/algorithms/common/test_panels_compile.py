@@ -1,4 +1,4 @@
-"""The pass over products in memory, for the architectures it runs on: registers, and no spills."""
+"""The pass over products in memory, for the architectures it runs on: registers and spills."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ pytestmark = pytest.mark.usefixtures("nvrtc")
 
 EVERY = ("sum", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin")
 REGISTERS = {"complex128": 96, "float64": 96, "complex64": 80, "float32": 80}
+SPILLS = 16
+"""Bytes, around the calls for magnitudes that are seldom needed; on sm_90a there are none."""
 CASES = {
     "one": {"reduce": ("absmax",)},
     "every": {"reduce": EVERY},
@@ -32,7 +34,7 @@ def source(dtype, columns=4096, **options):
 
 def check(found, dtype, arch):
     cubin = compiled(found, arch)
-    assert cubin.spill_bytes["stored_reduce"] == 0
+    assert cubin.spill_bytes["stored_reduce"] <= (0 if arch == "sm_90a" else SPILLS)
     assert cubin.registers["stored_reduce"] <= REGISTERS[dtype]
 
 
