@@ -24,6 +24,7 @@ from gemmserve_kernels.bench.sources import check_sources, prepared_sources, sou
 from gemmserve_kernels.device import compiler
 from gemmserve_kernels.device.element_counts import READ_COUNTERS
 from gemmserve_kernels.device.spec import KNOWN, cuda_device
+from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.validation import compute_modes
 from gemmserve_kernels.problem.vocabulary import REDUCTIONS
 
@@ -45,6 +46,9 @@ _TRANS: Final = (("N", "N"), ("C", "N"), ("N", "C"), ("T", "N"), ("N", "T"))
 _BATCHED: Final = (64, 16, 256, 32, 128, 8, 4)
 _BATCHES: Final = (64, 1024, 8)
 _LIKELY_REDUCTIONS: Final = ("sum", "sumsq", "absmax")
+_LINES: Final = (256, 64, 16)
+"""Lengths of lines for which passes over products differ."""
+_VENDOR: Final = GemmConfig(algorithm="vendor")
 _CHECKED: Final = (1024,)
 """Sizes for which every kernel of a check is compiled."""
 _PREPARED: Final = (1024, 256, 4096, 512, 2048, 8192)
@@ -106,6 +110,9 @@ def cases() -> Iterator[Case]:
         )  # fmt: skip
     for n, (dtype, mode), reduce in product(_CLASSES, named, _LIKELY_REDUCTIONS):
         yield Case(op="gemm_reduce", m=n, n=n, k=n, dtype=dtype, compute=mode, reduce=(reduce,))
+    # Passes over the vendor's products, by the length of lines.
+    for n, dtype, reduce in product(_LINES, _DTYPES, REDUCTIONS):
+        yield Case(op="gemm_reduce", m=n, n=n, k=n, dtype=dtype, reduce=(reduce,), config=_VENDOR)
     for n, dtype, (trans_a, trans_b) in product(_CLASSES, _DTYPES, _TRANS[:3]):
         yield Case(m=n - 1, n=n - 1, k=n - 1, dtype=dtype, trans_a=trans_a, trans_b=trans_b)
 

@@ -6,10 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import reduce_cases
 from framed import Framed
 from ozaki_cases import CASES, Case, run
+from reduce_cases import COMPLEX, REAL
+from simt_cases import CupyMachine, assert_reduced, random
 
+from gemmserve_kernels.algorithms.common import panels
 from gemmserve_kernels.algorithms.ozaki import gemm as ozaki
+from gemmserve_kernels.algorithms.ozaki import gemm_reduce
 from gemmserve_kernels.algorithms.simt import gemm as simt
 from gemmserve_kernels.device.launch import CupyLauncher
 from gemmserve_kernels.numerics import reference
@@ -300,3 +305,17 @@ def test_a_result_of_more_than_two_to_the_31_elements(launcher):
             GemmProblem.build(Operand.of(a[:8]), Operand.of(b)), a[first : first + 8].get(), b.get()
         )
         assert reference.errors(out[first : first + 8].get(), exact).rel_fro <= 3e-15, first
+
+
+@pytest.mark.parametrize("axis", [["m"], ["n"], ["m", "batch"], ["n", "batch"]], ids=",".join)
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_reductions_panel_by_panel(launcher, monkeypatch, dtype, axis):
+    """Within the bounds of plain arithmetic, and of the same bits in panels as whole."""
+    a, b = random(1, dtype, 2, 700, 300), random(2, dtype, 2, 300, 600)
+    on, names = CupyMachine(launcher), list(COMPLEX if dtype == "complex128" else REAL)
+    problem, whole = reduce_cases.run(on, gemm_reduce.run_gemm_reduce, a, b, reduce=names, axis=axis)
+    assert_reduced(problem, a, b, whole)
+    monkeypatch.setattr(panels, "PANEL", 256 * 700 * 16)
+    _, parts = reduce_cases.run(on, gemm_reduce.run_gemm_reduce, a, b, reduce=names, axis=axis)
+    for name in names:
+        np.testing.assert_array_equal(whole[name], parts[name], err_msg=name)

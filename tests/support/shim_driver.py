@@ -24,6 +24,8 @@ from simt_cases import random  # noqa: E402
 from simt_shim.module import compile_source  # noqa: E402
 
 from gemmserve_kernels import GemmConfig, gemm, gemm_reduce, prepare, read_element_counts  # noqa: E402
+from gemmserve_kernels.algorithms.common import panels  # noqa: E402
+from gemmserve_kernels.algorithms.common.panels import StoredReduceParams  # noqa: E402
 from gemmserve_kernels.algorithms.gram.gemm_reduce import GramFormParams, GramParams  # noqa: E402
 from gemmserve_kernels.algorithms.mma.plan import MmaParams  # noqa: E402
 from gemmserve_kernels.algorithms.small.gemm import SmallParams  # noqa: E402
@@ -60,6 +62,7 @@ PARAMS = {
     "sums": SumsParams,
     "gram": GramParams,
     "gram_form": GramFormParams,
+    "stored_reduce": StoredReduceParams,
     "read_counters": ReadCountersParams,
     "freivalds_signs": freivalds_device.SignsParams,
     "freivalds_times": freivalds_device.TimesParams,
@@ -768,6 +771,90 @@ def check_calls_that_come_again_take_few_calls_of_functions():
     into = {"absmax": put(np.zeros(30, "f4"))}
     given = frames_of(lambda: gemm_reduce(a, b, reduce="absmax", compute="fp32", out=into))
     assert len(given) <= 18, given
+
+
+VENDOR = {"config": GemmConfig(algorithm="vendor")}
+
+
+def check_the_vendors_products_are_reduced():
+    """Its BLAS is called between our launches, which are no graph; operands and results lie elsewhere each time."""
+    kept, made = [], Graph.made
+    for along, axis in enumerate("mn"):
+        for seed in (1, 5, 1, 5, 1):
+            a, b = pair(seed, m=41, n=33, k=90)
+            operands = put(a), put(b)
+            product = a.astype("c16") @ b
+            found = gemm_reduce(*operands, reduce=["sum", "absmax", "argmax"], axis=axis, **VENDOR)
+            agree(found["sum"], product.sum(along))
+            agree(found["absmax"], np.abs(product).max(along))
+            np.testing.assert_array_equal(found["argmax"].get(), np.abs(product).argmax(along))
+            kept.append((operands, found))
+    assert Graph.made == made
+
+
+def check_the_vendors_products_panel_by_panel():
+    a, b = pair(1, m=600, n=35, k=40, dtype="f4")
+    whole = gemm_reduce(put(a), put(b), reduce="max", axis="n", **VENDOR)
+    before, panels.PANEL = launched.count("stored_reduce"), 256 * 36 * 4
+    try:
+        for _ in range(3):
+            found = gemm_reduce(put(a), put(b), reduce="max", axis="n", alpha=2, **VENDOR)
+            agree(found, 2 * (a.astype("f8") @ b).max(1))
+    finally:
+        panels.PANEL = 1 << 30
+    assert launched.count("stored_reduce") == before + 9
+    agree(whole, (a.astype("f8") @ b).max(1))
+
+
+def check_the_vendors_products_of_copies():
+    """Of what its BLAS does not read as it lies."""
+    a, b = pair()
+    product = a.conj().astype("c16") @ b
+    options = {"reduce": ["sum", "absmax"], **VENDOR}
+    for along, axis in enumerate("mn"):
+        for _ in range(3):
+            found = gemm_reduce(put(a), put(b), trans_a="R", axis=axis, **options)
+            agree(found["sum"], product.sum(along))
+        found = gemm_reduce(put(a.real.copy()), put(b), axis=axis, **options)
+        agree(found["absmax"], np.abs(a.real.astype("f8") @ b).max(along))
+        found = gemm_reduce(put(a.conj()), put(b), axis=axis, compute="fp64", **options)
+        agree(found["absmax"], np.abs(product).max(along))
+        planes = [put(np.stack([x.real, x.imag])) for x in (a.conj(), b)]
+        found = gemm_reduce(*planes, layout="planar", axis=axis, return_c=True, **options)
+        agree(found["sum"], np.stack([product.real, product.imag]).sum(1 + along))
+        agree(found["c"], np.stack([product.real, product.imag]))
+        ready = prepare(put(a.conj()), "a", "3xfp16")
+        agree(gemm_reduce(ready, put(b), axis=axis, **options)["sum"], product.sum(along))
+
+
+def check_the_vendors_products_that_are_returned():
+    a, b = pair()
+    product = a.astype("c16") @ b
+    out = {"c": put(np.zeros((40, 30), "c8", order="F")), "sum": put(np.zeros(60, "c8"))[::2]}
+    for given in ({}, out):
+        found = gemm_reduce(put(a), put(b), reduce=["sum", "absmax"], return_c=True, out=given, **VENDOR)
+        agree(found["c"], product)
+        agree(found["sum"], product.sum(0))
+        agree(found["absmax"], np.abs(product).max(0))
+        assert all(found[name] is array for name, array in given.items())
+
+
+def check_the_vendors_products_of_float16_at_odd_addresses():
+    a, b = random(1, "f2", 3, 16, 32), random(2, "f2", 3, 24, 16)
+    whole = put(a)
+    for start in (0, 1, 3, 8):
+        x = whole[:, :, start : start + 24]
+        expected = (a[:, :, start : start + 24].astype("f8") @ b).max(1)
+        for _ in range(2):
+            agree(gemm_reduce(x, put(b), reduce="max", **VENDOR), expected, 2e-3)
+
+
+def check_what_a_reduction_of_the_vendors_product_costs_the_host():
+    a, b = (put(x) for x in pair())
+    calls = frames_of(lambda: gemm_reduce(a, b, reduce="absmax", **VENDOR))
+    assert "plan_reduce_call" not in calls
+    assert "lower" not in calls
+    assert len(calls) <= 24, calls
 
 
 def check_reductions_of_nothing():

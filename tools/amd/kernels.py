@@ -19,6 +19,7 @@ from gemmserve_kernels.algorithms.small import gemm as small
 from gemmserve_kernels.algorithms.splits import gemm as planes
 from gemmserve_kernels.algorithms.splits import gemm_reduce as planes_reduce
 from gemmserve_kernels.algorithms.sums import gemm_reduce as sums
+from gemmserve_kernels.algorithms.vendor import gemm_reduce as vendor_reduce
 from gemmserve_kernels.device.element_counts import READ_COUNTERS
 from gemmserve_kernels.device.replay import LaunchRecorder, RecordedLaunch
 from gemmserve_kernels.device.spec import KNOWN, DeviceSpec
@@ -126,6 +127,7 @@ def _portable(spec: DeviceSpec) -> Iterator[Case]:
         yield from _named(dtype, _gemm(spec, simt, GemmProblem.build(x, x), None))
         yield from _named(dtype, _reduce(spec, simt, GemmReduceProblem.build(x, x, reduce=_REDUCTIONS), None))
     yield from _sums(spec)
+    yield from _stored(spec)
     yield from _checks(spec)
     if not everything:
         return
@@ -149,6 +151,15 @@ def _sums(spec: DeviceSpec) -> Iterator[Case]:
         x = _operand("complex64")
         total = GemmReduceProblem.build(x, x, reduce=["sum", "mean"], axis=axis)
         yield from _named(f"complex64 over {axis}", _reduce(spec, sums, total, None))
+
+
+def _stored(spec: DeviceSpec) -> Iterator[Case]:
+    """Yield passes over products of the vendor's BLAS."""
+    for dtype in ("complex64", "complex128"):
+        x = _operand(dtype)
+        for label, options in (("", {}), (" returned", {"return_c": True})):
+            problem = GemmReduceProblem.build(x, x, reduce=_REDUCTIONS, **options)
+            yield from _named(f"{dtype}{label}", _reduce(spec, vendor_reduce, problem, None), only="stored_reduce")
 
 
 def _checks(spec: DeviceSpec) -> Iterator[Case]:

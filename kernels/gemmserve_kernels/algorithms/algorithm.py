@@ -2,7 +2,7 @@
 
 A route is a pair of an algorithm's name and the arithmetic that it does, as ("wgmma", "3xfp16"). The modules are loaded
 when they are first asked for: together they take as long as the rest of the package. The portable kernels (`simt`) take
-every problem and are asked nothing; the vendor's BLAS and NumPy (`cpu`) run no launches of ours.
+every problem and are asked nothing; products by the vendor's BLAS and NumPy (`cpu`) run no launches of ours.
 """
 
 from __future__ import annotations
@@ -82,5 +82,5 @@ def product_algorithm(name: str, arithmetic: str) -> ProductAlgorithm:
 @cache
 def reduction_algorithm(name: str, arithmetic: str) -> ReductionAlgorithm:
     """Return the module that does a route's reductions. Raises KeyError where there is none."""
-    package = _package(name, arithmetic, ("simt", "dmma", "ozaki", "sums", "gram", "screen"))
+    package = _package(name, arithmetic, ("simt", "dmma", "ozaki", "sums", "gram", "screen", "vendor"))
     return cast("ReductionAlgorithm", import_module(f"gemmserve_kernels.algorithms.{package}.gemm_reduce"))

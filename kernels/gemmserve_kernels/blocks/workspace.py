@@ -10,10 +10,10 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
+from gemmserve_kernels.algorithms.common.panels import panel_bytes, pass_seconds
 from gemmserve_kernels.algorithms.common.splits import SCHEMES
 from gemmserve_kernels.algorithms.cpu.gemm import BLOCK_BYTES
 from gemmserve_kernels.algorithms.ozaki.gemm import resolve as resolve_ozaki
-from gemmserve_kernels.algorithms.ozaki.gemm_reduce import panel_bytes
 from gemmserve_kernels.algorithms.ozaki.lines import OUTLIER_WORDS
 from gemmserve_kernels.algorithms.ozaki.plan import WORKSPACE
 from gemmserve_kernels.algorithms.screen.gemm_reduce import screened_bytes
@@ -22,7 +22,7 @@ from gemmserve_kernels.algorithms.splits.gemm import strip_shape, widening_modul
 from gemmserve_kernels.algorithms.splits.prepass import plane_bytes
 from gemmserve_kernels.algorithms.vendor.blas import copied_bytes
 from gemmserve_kernels.dispatch.estimate import estimate
-from gemmserve_kernels.dispatch.routes import WITHOUT_PRODUCT, Plan, as_uniform, plan
+from gemmserve_kernels.dispatch.routes import WITHOUT_PRODUCT, Plan, as_uniform, plan, taken_problem
 from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 from gemmserve_kernels.problem.vocabulary import PARTIAL_KINDS
 
@@ -105,8 +105,12 @@ def _reduction_bytes(problem: GemmReduceProblem, chosen: Plan, spec: DeviceSpec)
         return needed + wide * depth * (2 * problem.k + problem.m + problem.n)
     if chosen.algorithm == "screen":
         return needed + screened_bytes(problem)
+    if chosen.algorithm == "vendor":
+        taken = taken_problem(problem, chosen)
+        copied = sum(own.nbytes for own, before in ((taken.a, problem.a), (taken.b, problem.b)) if own is not before)
+        return needed + copied + panel_bytes(problem, problem.accumulate.itemsize)
     if chosen.arithmetic == "ozaki":
-        needed += panel_bytes(problem)
+        needed += panel_bytes(problem, problem.dtype.itemsize)
     return needed + _algorithm_bytes(chosen, uniform.product, spec)
 
 
@@ -151,14 +155,17 @@ def block_seconds(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec, st
         return problem.flops() / (_CORE_RATE * max(1, spec.sm_count))
     chosen = plan(problem, spec)
     shape = (problem.batch, problem.m, problem.n, problem.k)
-    written = isinstance(problem, GemmProblem) or problem.return_c
     if isinstance(problem, GemmReduceProblem) and chosen.algorithm == "screen":
         return screen_seconds(problem, spec, partial(estimate, spec, "wgmma", "fp16", "float16"))
     if chosen.algorithm in WITHOUT_PRODUCT:
         return (problem.a.nbytes + problem.b.nbytes) / _READ_RATE
+    in_panels = isinstance(problem, GemmReduceProblem) and chosen.algorithm in {"ozaki", "vendor"}
+    written = isinstance(problem, GemmProblem) or in_panels or problem.return_c
     seconds = estimate(spec, chosen.algorithm, chosen.arithmetic, problem.dtype.name, shape, written=written)
     if not math.isfinite(seconds):
         return problem.flops() / _UNKNOWN_RATE
+    if isinstance(problem, GemmReduceProblem) and in_panels:
+        seconds += pass_seconds(problem, spec, problem.accumulate.itemsize)
     rows, columns = strip_shape(problem.m, problem.n, strips)
     again = (-(-problem.n // columns) - 1) * problem.a.nbytes + (-(-problem.m // rows) - 1) * problem.b.nbytes
     return seconds + _SPLIT * again / _SPLIT_RATE

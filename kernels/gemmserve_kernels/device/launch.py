@@ -17,7 +17,7 @@ import numpy as np
 
 from gemmserve_kernels.device import compiler, driver
 from gemmserve_kernels.device.element_counts import counters_of
-from gemmserve_kernels.device.replay import Clear
+from gemmserve_kernels.device.replay import Call, Clear, Launch
 from gemmserve_kernels.device.tensor_map import MAP_BYTES
 from gemmserve_kernels.problem.errors import DeviceError
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gemmserve_kernels.device.compiler import KernelSource
-    from gemmserve_kernels.device.replay import Launch, Program
+    from gemmserve_kernels.device.replay import Program, Routine
     from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_kernels.device.tensor_map import Box, TensorMap
 
@@ -84,6 +84,9 @@ class Launcher(Protocol):
 
         `dependent`: the kernel waits itself for the one ahead of it, and may be started before that has ended.
         """
+
+    def call(self, routine: Routine, addresses: tuple[int, ...]) -> None:
+        """Enqueues a routine of a library, on arrays at these addresses. Raises DeviceError."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,10 @@ class CupyLauncher:
         packed = np.frombuffer(bytes(params), dtype=f"V{ctypes.sizeof(params)}")
         kernel((grid,), (block,), (packed,), shared_mem=shared)
 
+    def call(self, routine: Routine, addresses: tuple[int, ...]) -> None:
+        """See Launcher."""
+        routine.enqueue(addresses)
+
     def run(self, program: Program, addresses: Sequence[int]) -> None:
         """Enqueues all of `program`, its arguments at `addresses`."""
         self.ready(program).run(tuple(addresses))
@@ -214,7 +221,8 @@ class _Replay:
     address which is another one now. So nothing is written where results take turns between two places.
 
     From the third run on, several steps are enqueued at once, as a graph for each block and stream (launches of one
-    graph do not overlap), in which only kernels are set anew that such words belong to.
+    graph do not overlap), in which only kernels are set anew that such words belong to. A program that calls a library
+    is enqueued step by step.
     """
 
     _MAX_MAPS: Final = 512
@@ -242,13 +250,14 @@ class _Replay:
         self._places = [_places(program, number) for number in range(1, len(self._nowhere) + 1)]
         self._numbers = tuple(range(len(self._nowhere)))
         self._users = [_users(program, number) for number in range(1, len(self._nowhere) + 1)]
-        kernels = [None if isinstance(step, Clear) else _Kernel.of(step, arch, device) for step in program.steps]
+        kernels = [_Kernel.of(step, arch, device) if isinstance(step, Launch) else None for step in program.steps]
         self._configs = [kernel.config for kernel in kernels if kernel is not None]
         self._stream = 0
         self._blocks = deque(_Block(program, kernels, self._nowhere) for _ in range(self._BLOCKS))
         self._singly = self._SINGLY
         self._streams: dict[int, driver.Stream] = {}
-        self._most_streams = self._MAX_STREAMS if len(program.steps) >= self._GRAPH_FROM else 0
+        no_graph = len(program.steps) < self._GRAPH_FROM or any(isinstance(step, Call) for step in program.steps)
+        self._most_streams = 0 if no_graph else self._MAX_STREAMS
 
     def run(self, addresses: tuple[int, ...]) -> None:
         """See Ready."""
@@ -314,6 +323,8 @@ class _Replay:
             if isinstance(step, Clear):
                 code = driver.filler()(workspace + step.offset, 0, step.nbytes, stream)
                 driver.check(code, "clearing memory")
+            elif isinstance(step, Call):
+                step.routine.enqueue(tuple(block.words[step.word : step.word + step.count].tolist()))
             elif code := self._launch(*step.arguments):
                 driver.check(code, f"launch of {step.kernel.entry}")
 
@@ -367,15 +378,15 @@ class _Block:
     """Words of the arguments of a program's kernels at the addresses `now`, and the graphs that read them by stream."""
 
     def __init__(self, program: Program, kernels: Sequence[_Kernel | None], nowhere: tuple[int, ...]) -> None:
-        """`kernels`: one for each step that is no Clear. `nowhere`: addresses that are yet to be written."""
+        """`kernels`: one for each step that is a launch. `nowhere`: addresses that are yet to be written."""
         self.now = nowhere
         self.graphs: dict[int, _Graph] = {}
         kept = program.words.view(np.int64).copy()  # those that no address is added to stay as they are
         self.words = kept.data
         self._pointers = (ctypes.c_void_p * len(kernels))()
-        self.steps: list[Clear | _Step] = []
+        self.steps: list[Clear | Call | _Step] = []
         for number, (step, kernel) in enumerate(zip(program.steps, kernels, strict=True)):
-            if isinstance(step, Clear):
+            if not isinstance(step, Launch):
                 self.steps.append(step)
             elif kernel is not None:
                 self._pointers[number] = kept.ctypes.data + _WORD * kernel.word
@@ -385,7 +396,9 @@ class _Block:
 
 
 class _Graph:
-    """The steps of a block as a graph. `stale`: numbers of those whose addresses are others than it was given."""
+    """The steps of a block as a graph; none of them calls a library. `stale`: numbers of those whose addresses are
+    others than it was given.
+    """
 
     def __init__(self, block: _Block) -> None:
         self.stale: set[int] = set()
@@ -394,7 +407,7 @@ class _Graph:
         for step in block.steps:
             if isinstance(step, Clear):
                 self._graph.add_fill(block.now[_WORKSPACE] + step.offset, step.nbytes)
-            else:
+            elif isinstance(step, _Step):
                 self._graph.add_kernel(step.kernel.config, step.kernel.loaded.kernel.ptr, step.pointer)
         self._graph.finish()
 

@@ -3,8 +3,8 @@
 The host code of an algorithm runs against a `LaunchRecorder` that stands in for a device: arrays are `RecordedArray`s
 with made-up addresses, launches are kept. It runs twice, with different addresses: what differs between the two records
 is an address and says whose. The `Program` that comes of it is one block of kernel arguments, one block of memory for
-all that the product allocates, and the launches in their order. To run it again takes the arrays' addresses and nothing
-else.
+all that the product allocates, and the launches in their order, routines of libraries among them. To run it again takes
+the arrays' addresses and nothing else.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -81,6 +81,13 @@ class RecordedArray:
         )
 
 
+class Routine(Protocol):
+    """A routine of a library that works on arrays at some addresses; equal to another that does the same."""
+
+    def enqueue(self, addresses: tuple[int, ...], /) -> None:
+        """Enqueues it on the current stream of the current device. Raises DeviceError."""
+
+
 @dataclass(frozen=True)
 class RecordedLaunch:
     """A launch as it was asked for."""
@@ -92,6 +99,24 @@ class RecordedLaunch:
     shared: int
     params: ctypes.Structure
     dependent: bool
+
+    @property
+    def outline(self) -> tuple[Any, ...]:
+        """All but the arguments."""
+        return self.source, self.entry, self.grid, self.block, self.shared
+
+
+@dataclass(frozen=True)
+class RecordedCall:
+    """A routine as it was asked for. `params`: the addresses."""
+
+    routine: Routine
+    params: ctypes.Array[ctypes.c_uint64]
+
+    @property
+    def outline(self) -> tuple[Any, ...]:
+        """All but the addresses."""
+        return self.routine, len(self.params)
 
 
 @dataclass(frozen=True)
@@ -110,7 +135,7 @@ class LaunchRecorder:
         self._turn = turn
         self.array_count = 0
         self.phases: list[int] = []
-        self.steps: list[_Allocation | RecordedLaunch] = []
+        self.steps: list[_Allocation | RecordedLaunch | RecordedCall] = []
         self.maps: list[tuple[Box, int]] = []
         self.elements = 0
 
@@ -172,6 +197,10 @@ class LaunchRecorder:
         copy = type(params).from_buffer_copy(params)
         self.steps.append(RecordedLaunch(source, entry, grid, block, shared, copy, dependent))
 
+    def call(self, routine: Routine, addresses: tuple[int, ...]) -> None:
+        """See Launcher."""
+        self.steps.append(RecordedCall(routine, (ctypes.c_uint64 * len(addresses))(*addresses)))
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -185,6 +214,20 @@ class Launch:
     word: int
     kind: type[ctypes.Structure]
     dependent: bool
+
+
+@dataclass(frozen=True)
+class Call:
+    """One routine of a program, whose `count` addresses begin at `word` of the program's."""
+
+    routine: Routine
+    word: int
+    count: int
+
+    @property
+    def kind(self) -> type[ctypes.Array[ctypes.c_uint64]]:
+        """The type of what its words are."""
+        return ctypes.c_uint64 * self.count
 
 
 @dataclass(frozen=True)
@@ -215,7 +258,7 @@ class Program:
     words: np.ndarray[Any, np.dtype[np.uint64]]
     bases: np.ndarray[Any, np.dtype[np.intp]]
     maps: tuple[MapPlace, ...]
-    steps: tuple[Launch | Clear, ...]
+    steps: tuple[Launch | Call | Clear, ...]
     workspace: int
     arguments: int
     elements: int = 0
@@ -241,6 +284,9 @@ class Program:
         for step in self.steps:
             if isinstance(step, Clear):
                 memory[step.offset : step.offset + step.nbytes] = 0
+                continue
+            if isinstance(step, Call):
+                launcher.call(step.routine, tuple(words[step.word : step.word + step.count].tolist()))
                 continue
             launcher.launch(
                 step.source,
@@ -274,7 +320,7 @@ class _Assembly:
         if len(self.first.steps) != len(self.second.steps) or len(self.first.maps) != len(self.second.maps):
             raise ValueError("the launches depend on addresses")
         used: list[set[int]] = []
-        launches: list[tuple[RecordedLaunch, int]] = []
+        launches: list[tuple[RecordedLaunch | RecordedCall, int]] = []
         length = 0
         for one, two in zip(self.first.steps, self.second.steps, strict=True):
             if isinstance(one, _Allocation) or isinstance(two, _Allocation):
@@ -322,13 +368,10 @@ class _Assembly:
             raise ValueError("the launches depend on addresses")
         return owner
 
-    def _addresses(self, one: RecordedLaunch, two: RecordedLaunch) -> tuple[Any, Any]:
+    def _addresses(self, one: RecordedLaunch | RecordedCall, two: RecordedLaunch | RecordedCall) -> tuple[Any, Any]:
         """The words of the arguments, and for each 1 + the number of the array whose address it is, or 0."""
-        alike = (one.source, one.entry, one.grid, one.block, one.shared) == (
-            two.source, two.entry, two.grid, two.block, two.shared,
-        )  # fmt: skip
         size = ctypes.sizeof(one.params)
-        if not alike or size != ctypes.sizeof(two.params):
+        if one.outline != two.outline or size != ctypes.sizeof(two.params):
             raise ValueError("the launches depend on addresses")
         padding = bytes(-size % _WORD)
         words, other = (np.frombuffer(bytes(each.params) + padding, np.uint64) for each in (one, two))
@@ -360,12 +403,16 @@ class _Assembly:
             top = max(top, at + step.nbytes)
         return offsets, top
 
-    def _steps(self, launches: list[tuple[RecordedLaunch, int]], offsets: dict[int, int]) -> tuple[Launch | Clear, ...]:
-        steps: list[Launch | Clear] = []
+    def _steps(
+        self, launches: list[tuple[RecordedLaunch | RecordedCall, int]], offsets: dict[int, int]
+    ) -> tuple[Launch | Call | Clear, ...]:
+        steps: list[Launch | Call | Clear] = []
         found = iter(launches)
         for step in self.first.steps:
-            if isinstance(step, RecordedLaunch):
-                note, word = next(found)
+            if isinstance(step, RecordedCall):
+                steps.append(Call(step.routine, next(found)[1], len(step.params)))
+            elif isinstance(step, RecordedLaunch):
+                note, word = step, next(found)[1]
                 # Work may only begin early where a kernel comes before it.
                 dependent = note.dependent and bool(steps) and isinstance(steps[-1], Launch)
                 steps.append(

@@ -73,6 +73,9 @@ def gemm_reduce(
     absmax and argmax of magnitudes) are looked for in float16 on Hopper, where that is faster: only elements that may
     be one are made, in double (`algorithm="screen"`).
 
+    Where the vendor's BLAS and a pass over its product, panel by panel, are estimated to be faster than all else,
+    `auto`, `fp32`, `fp64` and `tf32` take them; `algorithm="vendor"` asks for that by name.
+
     Returns the array for one name without `return_c`, a dict by name for a list; arrays of the library of `a`. `out`
     may hold arrays for some or all of the names, of any strides.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gemmserve_kernels.algorithms.common.partials import outputs_of
 from gemmserve_kernels.device.replay import LaunchRecorder, RecordedLaunch
 from gemmserve_kernels.dispatch.planned_reduce import written_of
-from gemmserve_kernels.dispatch.routes import as_uniform, plan
+from gemmserve_kernels.dispatch.routes import as_uniform, plan, taken_problem
 from gemmserve_kernels.problem.operand import Operand
 from gemmserve_kernels.problem.problem import GemmProblem
 
@@ -23,7 +23,7 @@ def kernels_of(
     problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec, chosen: Plan | None = None
 ) -> tuple[RecordedLaunch, ...]:
     """Return the launches of `problem` on `spec` by `chosen`, or by the plan that the dispatch takes; none where the
-    vendor's BLAS or NumPy does it.
+    vendor's BLAS does a product, or NumPy does it.
 
     Operands and results are taken to be aligned as fresh arrays are, operands not to be prepared. Raises
     ComputeUnsupported, ConfigInfeasible.
@@ -39,11 +39,11 @@ def kernels_of(
         out = argument(recorder, Operand.contiguous(taken.result_shape, taken.result_dtype, taken.order))
         chosen.run_gemm(recorder, taken, a, b, c, out)
     else:
-        reduced = as_uniform(problem)[0] if chosen.uniform else problem
+        reduced = taken_problem(problem, chosen)
         a, b = argument(recorder, reduced.a), argument(recorder, reduced.b)
         results = {
             name: argument(recorder, Operand.contiguous(shape, dtype))
-            for name, (shape, dtype) in written_of(problem).items()
+            for name, (shape, dtype) in written_of(reduced).items()
         }
         chosen.run_gemm_reduce(recorder, reduced, a, b, results)
     return launches(recorder)

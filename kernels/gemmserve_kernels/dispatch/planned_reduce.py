@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from gemmserve_kernels.algorithms.common.partials import outputs_of, written_dtype
 from gemmserve_kernels.algorithms.common.prepared_operand import source_of
 from gemmserve_kernels.device.launch import CupyLauncher
@@ -19,14 +21,12 @@ from gemmserve_kernels.dispatch.planned_call import (
     prepared_arguments,
     taken_of,
 )
-from gemmserve_kernels.dispatch.routes import as_uniform, plan_gemm_reduce
+from gemmserve_kernels.dispatch.routes import plan_gemm_reduce, taken_problem
 from gemmserve_kernels.problem.operand import Operand
 from gemmserve_kernels.problem.problem import GemmReduceProblem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import numpy as np
 
     from gemmserve_kernels.device.launch import Launcher, Ready
     from gemmserve_kernels.device.replay import LaunchRecorder, Program
@@ -48,9 +48,11 @@ def build_problem(a: ArrayKey, b: ArrayKey, options: tuple[Any, ...]) -> GemmRed
 @dataclass(frozen=True, eq=False)
 class ReduceCall:
     """Planned call of `problem` on the device of `launcher`. `written` says of every result, in order, what a kernel
-    writes: shape and dtype of a contiguous array, complex where the result is planar; but "c" as it is returned.
+    writes: shape and dtype of a contiguous array, complex where the result is planar; but "c" as it is returned, unless
+    the vendor's BLAS makes it.
 
-    `program` is None where there is nothing to compute: everything is 0, or there are no outputs.
+    `program` is None where there is nothing to compute: everything is 0, or there are no outputs. Where `converted` is
+    set, operands become those of that problem first.
     """
 
     problem: GemmReduceProblem
@@ -70,7 +72,11 @@ class ReduceCall:
             for target in targets.values():
                 target.fill(0)
             return
-        if self.converted is not None:
+        if self.converted is not None and self.plan.algorithm == "vendor":
+            from gemmserve_kernels.algorithms.vendor.gemm_reduce import readable_arrays
+
+            a, b = readable_arrays(self.problem, source_of(a), source_of(b))
+        elif self.converted is not None:
             a = source_of(a).astype(self.converted.a.dtype, order="C")
             b = source_of(b).astype(self.converted.b.dtype, order="C")
         arrays = [source_of(a), source_of(b), *[targets[name] for name in self.written]]
@@ -113,15 +119,31 @@ def plan_reduce_call(ordinal: int, operands: tuple[Key, Key], outlines: Pair, op
     spec = DeviceSpec.of(ordinal)
     chosen = plan_gemm_reduce(problem, spec)
     launcher = CupyLauncher(spec)
-    written = written_of(problem)
     if problem.vanishes or outputs_of(problem) == 0:
-        return ReduceCall(problem, chosen, launcher, None, (False, False), None, written)
-    converted = as_uniform(problem)[0] if chosen.uniform else None
+        return ReduceCall(problem, chosen, launcher, None, (False, False), None, written_of(problem))
+    given = taken_problem(problem, chosen)
+    keys = _taken_keys(problem, given, chosen, operands)
+    converted = given if given != problem or keys != operands else None
+    written = written_of(given)
     if converted is not None:
-        operands, outlines = (fresh_key(converted.a), fresh_key(converted.b)), (None, None)
+        outlines = (None, None)
     taken, used = taken_of(chosen, outlines)
-    program = program_of(launcher, converted or problem, chosen, operands, written, used)
+    program = program_of(launcher, given, chosen, keys, written, used)
     return ReduceCall(problem, chosen, launcher, program, taken, converted, written)
+
+
+def _taken_keys(
+    problem: GemmReduceProblem, given: GemmReduceProblem, chosen: Plan, operands: tuple[Key, Key]
+) -> tuple[Key, Key]:
+    """How operands of `given` lie where those of `problem` lie like `operands`: these themselves, or fresh copies."""
+
+    def key(own: Operand, before: Operand, lies: Key) -> Key:
+        if chosen.uniform or own is not before:
+            return fresh_key(own)
+        # The vendor's BLAS reads float16 numbers at multiples of 16 bytes, which others are brought to.
+        return fresh_key(own) if chosen.algorithm == "vendor" and own.dtype == np.float16 and lies[1] else lies
+
+    return key(given.a, problem.a, operands[0]), key(given.b, problem.b, operands[1])
 
 
 def program_of(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 
 from gemmserve_kernels.algorithms.algorithm import product_algorithm, reduction_algorithm
+from gemmserve_kernels.algorithms.common.panels import pass_seconds
 from gemmserve_kernels.algorithms.simt.tile import resolve_simt
 from gemmserve_kernels.algorithms.vendor.blas import BlasPlan, NotExpressible, copied_bytes, lower
 from gemmserve_kernels.dispatch.estimate import call_seconds, estimate
@@ -77,6 +78,7 @@ _REDUCE_ROUTES: Final[dict[str, tuple[Route, ...]]] = {
         ("gram", "plain"),
         ("screen", "plain"),
         ("simt", "plain"),
+        ("vendor", "plain"),
         ("mfma", "plain"),
         ("dmma", "plain"),
         ("wgmma", "3xfp16"),
@@ -84,9 +86,16 @@ _REDUCE_ROUTES: Final[dict[str, tuple[Route, ...]]] = {
         ("mma", "3xfp16"),
         ("ozaki", "ozaki"),
     ),
-    "fp32": (("sums", "plain"), ("simt", "plain"), ("mfma", "plain")),
-    "fp64": (("sums", "plain"), ("simt", "plain"), ("mfma", "plain"), ("dmma", "plain")),
-    "tf32": (("wgmma", "1xfp16"), ("mma", "1xfp16"), ("mma", "1xtf32"), ("mfma", "xf32"), ("mfma", "1xfp16")),
+    "fp32": (("sums", "plain"), ("simt", "plain"), ("vendor", "plain"), ("mfma", "plain")),
+    "fp64": (("sums", "plain"), ("simt", "plain"), ("vendor", "plain"), ("mfma", "plain"), ("dmma", "plain")),
+    "tf32": (
+        ("vendor", "tf32"),
+        ("wgmma", "1xfp16"),
+        ("mma", "1xfp16"),
+        ("mma", "1xtf32"),
+        ("mfma", "xf32"),
+        ("mfma", "1xfp16"),
+    ),
     "1xtf32": (("mma", "1xtf32"),),
     "3xtf32": (("mma", "3xtf32"),),
     "3xfp16": (("wgmma", "3xfp16"), ("mma", "3xfp16"), ("mfma", "3xfp16")),
@@ -103,16 +112,19 @@ _DOUBLE: Final = (np.dtype(np.float64), np.dtype(np.complex128))
 _COPY_RATE: Final = 3.5e12
 """Bytes a second of a strided copy on an H200."""
 _PANELS_DOUBT: Final = 1.6
-"""Factor of reductions of products in memory, for want of measurements: a batch by residues took half as long again as
+"""Factor of reductions of products by residues, for want of measurements: a batch took half as long again as
 is estimated (complex128, 8 x 1024 x 1024 x 512, an H100: 0.70 ms)."""
 _LAUNCH_S: Final = 1e-5
 """Seconds of one more copy: its kernel and its allocation."""
+_BESIDE_CALL_S: Final = 6e-6
+"""Seconds of the host for the two launches, at least, behind a product by the vendor's BLAS that is reduced: such calls
+are no graph. Twice what one launch takes, about; not measured."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Choice of what will run. `blas` holds the calls where the algorithm is "vendor". `reduces`: it is a plan of
-    gemm_reduce.
+    """Choice of what will run. `blas` holds the calls of a product where the algorithm is "vendor". `reduces`: it is a
+    plan of gemm_reduce.
 
     `arithmetic` is "plain", or what the tensor cores multiply ("3xfp16", "ozaki" ...). Where `uniform`, A, B and C are
     first converted to the problem's dtype.
@@ -224,6 +236,11 @@ def _reduce_candidate(route: Route, problem: GemmReduceProblem, spec: DeviceSpec
     if algorithm == "simt":
         return Plan("simt", problem.config, reduces=True)
     module = reduction_algorithm(*route)
+    if algorithm == "vendor":
+        _check_vendor(arithmetic, spec)
+        if reason := module.supports(problem, spec):
+            raise ConfigInfeasible(f"algorithm: the vendor's BLAS cannot do this: {reason}")
+        return Plan("vendor", problem.config, None, arithmetic, reduces=True)
     if algorithm in WITHOUT_PRODUCT:
         if reason := module.supports(problem, spec):
             raise ConfigInfeasible(f"algorithm: {algorithm} cannot do this: {reason}")
@@ -292,8 +309,7 @@ def _candidate(route: Route, problem: GemmProblem, spec: DeviceSpec) -> Plan:
     """The plan of one route. Raises ConfigInfeasible with the reason why it cannot run."""
     algorithm, arithmetic = route
     if algorithm == "vendor":
-        if arithmetic == "tf32" and spec.kind == "rocm":
-            raise ConfigInfeasible("algorithm: the vendor's BLAS has no TF32 on AMD devices")
+        _check_vendor(arithmetic, spec)
         try:
             return Plan("vendor", problem.config, lower(problem), arithmetic)
         except NotExpressible as error:
@@ -308,6 +324,11 @@ def _candidate(route: Route, problem: GemmProblem, spec: DeviceSpec) -> Plan:
         raise ConfigInfeasible(f"algorithm: {algorithm} cannot do this: {reason}")
     module.resolve(config, uniform, spec)
     return Plan(algorithm, config, None, arithmetic, uniform=converted)
+
+
+def _check_vendor(arithmetic: str, spec: DeviceSpec) -> None:
+    if arithmetic == "tf32" and spec.kind == "rocm":
+        raise ConfigInfeasible("algorithm: the vendor's BLAS has no TF32 on AMD devices")
 
 
 def _unfit(route: Route, problem: GemmProblem, spec: DeviceSpec) -> str | None:
@@ -342,6 +363,15 @@ def as_uniform(problem: P) -> tuple[P, bool]:
     return replace(problem, **found), True
 
 
+def taken_problem(problem: GemmReduceProblem, chosen: Plan) -> GemmReduceProblem:
+    """The reduction of the operands that `chosen` takes: `problem` itself, or copies in the place of some."""
+    if chosen.algorithm == "vendor":
+        from gemmserve_kernels.algorithms.vendor.gemm_reduce import as_readable
+
+        return as_readable(problem)
+    return as_uniform(problem)[0] if chosen.uniform else problem
+
+
 def _reduce_seconds(candidate: Plan, problem: GemmReduceProblem, spec: DeviceSpec) -> float:
     """The estimate for one way to reduce."""
     if candidate.algorithm == "gram":
@@ -353,9 +383,15 @@ def _reduce_seconds(candidate: Plan, problem: GemmReduceProblem, spec: DeviceSpe
 
         return screen_seconds(problem, spec, partial(estimate, spec, "wgmma", "fp16", "float16"))
     if candidate.arithmetic == "ozaki":
-        from gemmserve_kernels.algorithms.ozaki.gemm_reduce import pass_seconds
+        over = pass_seconds(problem, spec, problem.dtype.itemsize)
+        return _PANELS_DOUBT * (_seconds(candidate, problem.product, spec) + over)
+    if candidate.algorithm == "vendor":
+        from gemmserve_kernels.algorithms.vendor.gemm_reduce import call_count, copies
 
-        return _PANELS_DOUBT * (_seconds(candidate, problem.product, spec) + pass_seconds(problem, spec))
+        copied, count = copies(problem)
+        beside = copied / _COPY_RATE + (count + call_count(problem) - 1) * _LAUNCH_S
+        over = pass_seconds(problem, spec, problem.accumulate.itemsize)
+        return _seconds(candidate, problem.product, spec) + beside + over
     return _seconds(candidate, problem.product, spec, written=problem.return_c)
 
 
@@ -363,7 +399,10 @@ def _taken(candidate: Plan, seconds: float, spec: DeviceSpec) -> tuple[float, fl
     """The estimate of the seconds from one call to the next, the device's `seconds` or the host's, whichever are more;
     and the device's.
     """
-    return max(seconds, call_seconds(spec, candidate.algorithm)), seconds
+    call_s = call_seconds(spec, candidate.algorithm)
+    if candidate.reduces and candidate.algorithm == "vendor" and call_s:
+        call_s += _BESIDE_CALL_S
+    return max(seconds, call_s), seconds
 
 
 def _seconds(candidate: Plan, problem: GemmProblem, spec: DeviceSpec, *, written: bool = True) -> float:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from blas_model import multiply
 
 from gemmserve_kernels.device.element_counts import WORDS, ElementCounts
 
@@ -14,8 +16,6 @@ from .memory import GuardedBlock
 from .module import FORWARD, LaunchError, MemoryFault, Order, Region, ShimModule, compile_source, extent_of
 
 if TYPE_CHECKING:
-    import ctypes
-
     from gemmserve_kernels.device.compiler import KernelSource
     from gemmserve_kernels.device.spec import DeviceSpec
 
@@ -179,6 +179,23 @@ class ShimLauncher:
             if (damage := buffer.damage()) is not None:
                 where = f"{-damage} bytes before" if damage < 0 else f"{damage - buffer.nbytes} bytes past the end of"
                 raise MemoryFault(f"{entry}: a write {where} a buffer of {buffer.nbytes} bytes")
+
+    def call(self, routine: Any, addresses: tuple[int, ...]) -> None:
+        """See Launcher: a product by the vendor's BLAS, made by a model of it within the buffers that are known."""
+        multiply(routine.problem, routine.plan, addresses, self._memory)
+        self.launches.append("blas")
+
+    def _memory(self, address: int) -> np.ndarray:
+        """The bytes from an address to the end of the buffer that it lies in."""
+        regions = [
+            *((b.address, b.nbytes) for b in self._blocks),
+            *((r.address, r.nbytes) for r in self._foreign.values()),
+        ]
+        for first, nbytes in regions:
+            if first <= address < first + nbytes:
+                memory = (ctypes.c_uint8 * (first + nbytes - address)).from_address(address)
+                return np.frombuffer(memory, np.uint8)
+        raise MemoryFault(f"no buffer at {address:#x}")
 
     def _check_limits(self, entry: str, grid: int, block: int, shared: int) -> None:
         if grid > self.max_grid:

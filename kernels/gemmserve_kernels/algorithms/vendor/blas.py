@@ -53,7 +53,9 @@ class BlasMatrix:
 
 @dataclass(frozen=True)
 class BlasPlan:
-    """The calls: `swapped` ones compute D^T = op(B)^T op(A)^T. `dtype` is what the BLAS multiplies."""
+    """The calls: `swapped` ones compute D^T = op(B)^T op(A)^T. `dtype` is what the BLAS multiplies, `d_dtype` what it
+    writes: the same, but that products of float16 may be written as they are summed.
+    """
 
     swapped: bool
     m: int
@@ -65,6 +67,7 @@ class BlasPlan:
     outer_shape: tuple[int, ...]
     batch: int
     dtype: np.dtype[Any]
+    d_dtype: np.dtype[Any]
 
     def offsets(self) -> Iterator[tuple[int, int, int]]:
         """For each call, the first element of a, b and d."""
@@ -77,7 +80,8 @@ class BlasPlan:
 
 
 def lower(problem: GemmProblem, result: Operand | None = None) -> BlasPlan:
-    """The calls for `problem` with a result stored as `result` (by default the fresh array that the problem asks for).
+    """The calls for `problem` with a result stored as `result` (by default the fresh array that the problem asks for),
+    of its dtype or of the one that products are summed in.
 
     beta C is the caller's: it puts C where the result goes and passes beta on. Raises NotExpressible.
     """
@@ -88,10 +92,12 @@ def lower(problem: GemmProblem, result: Operand | None = None) -> BlasPlan:
     if max(problem.m, problem.n, problem.k, problem.batch) > _MAX_INT:
         raise NotExpressible("a size exceeds 32 bits")
     dtype = problem.accumulate if problem.compute == "fp64" else problem.dtype
-    d = _readable(result or problem.result, dtype, problem)
+    into = result or problem.result
+    d_dtype = problem.accumulate if into.dtype == problem.accumulate else dtype
+    d = _readable(into, d_dtype, problem)
     copied_d = d is None or not _leading(d)
     if d is None or copied_d:
-        d = Operand.contiguous((*problem.batch_shape, problem.m, problem.n), dtype)
+        d = Operand.contiguous((*problem.batch_shape, problem.m, problem.n), d_dtype)
     order, leading = next(iter(_leading(d).items()))
     swapped = order == "row"
     a = _side(problem.a, problem.trans_a, problem, dtype, swapped=swapped)
@@ -105,7 +111,7 @@ def lower(problem: GemmProblem, result: Operand | None = None) -> BlasPlan:
         for side, own in zip(sides, strides, strict=True)
     )
     m, n, k, batch = problem.m, problem.n, problem.k, shape[-1] if shape else 1
-    plan = BlasPlan(swapped, m, n, k, matrix_a, matrix_b, matrix_d, shape[:-1], batch, dtype)
+    plan = BlasPlan(swapped, m, n, k, matrix_a, matrix_b, matrix_d, shape[:-1], batch, dtype, d_dtype)
     _check_limits(plan)
     return plan
 

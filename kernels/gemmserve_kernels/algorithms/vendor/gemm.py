@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -41,15 +41,16 @@ class BlasCall:
         self._blas = cublas
         self._handle = device.get_cublas_handle
         flags = {"N": cublas.CUBLAS_OP_N, "T": cublas.CUBLAS_OP_T, "C": cublas.CUBLAS_OP_C}
-        dtype = getattr(runtime, _DATA_TYPES[plan.dtype.name])
+        dtype, d_dtype = (getattr(runtime, _DATA_TYPES[x.name]) for x in (plan.dtype, plan.d_dtype))
         x, y, rows, columns = (plan.a, plan.b, plan.m, plan.n)
         if plan.swapped:
             x, y, rows, columns = y, x, columns, rows
         self._shape = (flags[x.trans], flags[y.trans], rows, columns, plan.k)
-        self._x, self._y, self._d = ((dtype, z.leading, z.batch_stride) for z in (x, y, plan.d))
+        self._x, self._y = ((dtype, z.leading, z.batch_stride) for z in (x, y))
+        self._d = (d_dtype, plan.d.leading, plan.d.batch_stride)
         self._kind = (plan.batch, *_compute_type(plan, problem.compute))
-        item = plan.dtype.itemsize
-        self._offsets = [(a * item, b * item, d * item) for a, b, d in plan.offsets()]
+        item, d_item = plan.dtype.itemsize, plan.d_dtype.itemsize
+        self._offsets = [(a * item, b * item, d * d_item) for a, b, d in plan.offsets()]
         self._alpha, self._beta, self._zero = (_scalar(x, plan.dtype) for x in (problem.alpha, problem.beta, 0j))
         self._copies = plan.a.copied or plan.b.copied or plan.d.copied
 
@@ -59,10 +60,10 @@ class BlasCall:
             enqueue((a.data.ptr, b.data.ptr, out.data.ptr))
             return
         problem, plan = self._problem, self._plan
-        x = _operand(a, problem.trans_a, problem, plan, copied=plan.a.copied)
-        y = _operand(b, problem.trans_b, problem, plan, copied=plan.b.copied)
+        x = operand(a, problem.trans_a, problem, plan, copied=plan.a.copied)
+        y = operand(b, problem.trans_b, problem, plan, copied=plan.b.copied)
         shape = (*problem.batch_shape, problem.m, problem.n)
-        result = _empty(shape, plan.dtype) if plan.d.copied else out
+        result = _empty(shape, plan.d_dtype) if plan.d.copied else out
         beta = self._zero if c is None else self._beta
         if c is not None and problem.beta != 0:
             result[...] = _joined(c) if problem.planar else c
@@ -73,9 +74,12 @@ class BlasCall:
     @property
     def enqueue(self) -> Callable[[tuple[int, ...]], None] | None:
         """The call without C, for the addresses of A, B and the result; None where arrays may have to be copied."""
-        return None if self._copies or self._plan.dtype == np.float16 else self._enqueue
+        return None if self._copies or self._plan.dtype == np.float16 else self.enqueue_at
 
-    def _enqueue(self, addresses: tuple[int, ...]) -> None:
+    def enqueue_at(self, addresses: tuple[int, ...]) -> None:
+        """The call without C, for the addresses of A, B and the result, which lie as the plan says and are not copied;
+        those of float16 at multiples of 16.
+        """
         a, b, d = addresses
         self._call(a, b, d, self._zero)
 
@@ -104,7 +108,25 @@ class BlasCall:
             raise DeviceError(f"the vendor's BLAS: {error}") from error
 
 
-def _operand(array: Any, trans: str, problem: GemmProblem, plan: BlasPlan, *, copied: bool) -> Any:
+@dataclass(frozen=True)
+class BlasRoutine:
+    """A product by the vendor's BLAS among the launches of a program (device.replay.Routine): without C, of operands
+    that the plan does not copy.
+    """
+
+    problem: GemmProblem
+    plan: BlasPlan
+
+    def enqueue(self, addresses: tuple[int, ...]) -> None:
+        """Enqueues it on the current stream, for the addresses of A, B and the result. Raises DeviceError."""
+        self._call.enqueue_at(addresses)
+
+    @cached_property
+    def _call(self) -> BlasCall:
+        return BlasCall(self.problem, self.plan)
+
+
+def operand(array: Any, trans: str, problem: GemmProblem, plan: BlasPlan, *, copied: bool) -> Any:
     """The array that the plan describes: `array` itself, or op(array) copied in C order."""
     if not copied:
         # cuBLAS assumes what the first matrix's strides promise (see blas.py); a view may still begin anywhere.

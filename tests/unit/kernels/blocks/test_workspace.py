@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from gemmserve_kernels import GemmConfig, GemmProblem, Operand
+from gemmserve_kernels import GemmConfig, GemmProblem, GemmReduceProblem, Operand, plan
+from gemmserve_kernels.algorithms.common.panels import panel_bytes
 from gemmserve_kernels.algorithms.cpu.gemm import BLOCK_BYTES
 from gemmserve_kernels.algorithms.ozaki.lines import OUTLIER_WORDS
 from gemmserve_kernels.algorithms.ozaki.plan import WORKSPACE
 from gemmserve_kernels.blocks.workspace import block_seconds, workspace_bytes
+from gemmserve_kernels.device.launch import CupyLauncher
 from gemmserve_kernels.device.spec import KNOWN, DeviceSpec
+from gemmserve_kernels.dispatch.planned_call import fresh_key
+from gemmserve_kernels.dispatch.planned_reduce import program_of, written_of
 
 H200 = KNOWN["H200"]
+REDUCED = ("sum", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin")
 
 
 def block(dtype: str, n: int = 4096, k: int = 8192, **options) -> GemmProblem:
@@ -33,6 +40,47 @@ def test_residues_have_a_bound() -> None:
     without = workspace_bytes(block("complex128", config=config), H200)
     assert 1 << 30 < without <= WORKSPACE + (2 << 20)
     assert workspace_bytes(block("complex128"), H200) == without + 8192 * 4 * OUTLIER_WORDS
+
+
+def reduction(dtype: str, n: int = 4096, k: int = 512, **options) -> GemmReduceProblem:
+    return GemmReduceProblem.build(
+        Operand.contiguous((n, k), np.dtype(dtype)), Operand.contiguous((k, n), np.dtype(dtype)),
+        **{"reduce": "sumsq", "config": GemmConfig(algorithm="vendor")} | options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", [H200, KNOWN["A100"], KNOWN["MI300X"]], ids=lambda spec: spec.arch)
+def test_products_of_the_vendor_are_reduced_from_a_panel(spec) -> None:
+    """Of the dtype in which they are summed, 1 GiB at most; none where the product is returned. And operands that its
+    BLAS does not read are copied.
+    """
+    without = workspace_bytes(reduction("complex64", config=GemmConfig(algorithm="simt")), spec)
+    elements, operand = 4096 * 4096, 4096 * 512 * 8
+    assert workspace_bytes(reduction("complex64"), spec) == without + elements * 8
+    assert workspace_bytes(reduction("complex64", return_c=True), spec) == without
+    conjugated = reduction("complex64", trans_a="R")
+    assert workspace_bytes(conjugated, spec) == without + elements * 8, "the transposed product has A^H"
+    assert workspace_bytes(replace(conjugated, axis=("n",)), spec) == without + elements * 8 + operand
+    wide = reduction("complex64", compute="fp64")
+    assert workspace_bytes(wide, spec) == without + elements * 16 + 2 * 2 * operand
+    half = reduction("float16")
+    assert workspace_bytes(half, spec) == without + elements * 4
+    large = workspace_bytes(reduction("complex64", 32768), spec)
+    assert large - workspace_bytes(reduction("complex64", 32768, config=GemmConfig(algorithm="simt")), spec) == 1 << 30
+
+
+def test_a_program_takes_no_more_than_is_planned() -> None:
+    for problem in (
+        *(reduction("complex64", axis=axis, reduce=REDUCED) for axis in ("m", "n", ("m", "batch"))),
+        reduction("float32", 32768, 64, axis="n"),
+        reduction("float64", 1000, 64, axis="m", reduce=REDUCED, return_c=True),
+        reduction("float16", 5000, 64, axis="n", reduce=REDUCED),
+    ):
+        recorder, written = CupyLauncher(H200), written_of(problem)
+        keys = fresh_key(problem.a), fresh_key(problem.b)
+        program = program_of(recorder, problem, plan(problem, H200), keys, written)
+        assert panel_bytes(problem, problem.accumulate.itemsize) <= program.workspace
+        assert program.workspace <= workspace_bytes(problem, H200)
 
 
 def test_operands_of_another_dtype_are_converted() -> None:

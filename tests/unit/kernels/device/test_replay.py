@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -132,6 +134,49 @@ def test_a_kernel_starts_early_only_behind_another():
 
     steps = program(run).steps
     assert [getattr(step, "dependent", None) for step in steps] == [None, False, True, None, False, True]
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A routine of a library that only keeps what it is given."""
+
+    name: str
+    seen: list = field(default_factory=list, compare=False)
+
+    def enqueue(self, addresses):
+        self.seen.append(addresses)
+
+
+def test_routines_are_called_between_launches():
+    """Their memory is alive until then, as that of launches is; the kernel behind one waits for it."""
+    routine = Noted("multiply")
+
+    def run(launcher, x):
+        first, second = launcher.empty((100,), np.dtype("f4")), launcher.empty((100,), np.dtype("f4"))
+        launcher.call(routine, (launcher.pointer(x) + 8, launcher.pointer(first)))
+        params = Params(a=launcher.pointer(first), b=launcher.pointer(second))
+        launcher.launch(SOURCE, "k", grid=1, block=32, shared=0, params=params, dependent=True)
+        third = launcher.empty((90,), np.dtype("f4"))
+        launcher.call(routine, (launcher.pointer(second), launcher.pointer(third)))
+
+    traced = program(run)
+    one, kernel, two = traced.steps
+    assert isinstance(one, replay.Call)
+    assert isinstance(two, replay.Call)
+    assert (one.count, two.count, kernel.dependent) == (2, 2, False)
+    memory = SimpleNamespace(address=4096)
+    launcher = SimpleNamespace(
+        empty=lambda shape, dtype: memory, pointer=lambda array: array.address, tensor_map=None,
+        launch=lambda *_, **__: None, call=lambda routine, addresses: routine.enqueue(addresses),
+    )  # fmt: skip
+    traced.run(launcher, [1 << 40])
+    assert routine.seen == [((1 << 40) + 8, 4096), (4096 + 512, 4096)]
+    assert traced.workspace == 512 + 400
+
+
+def test_routines_that_depend_on_addresses_are_refused():
+    with pytest.raises(ValueError, match="depend on addresses"):
+        program(lambda launcher, x: launcher.call(Noted(str(launcher.pointer(x))), ()))
 
 
 def run_program(machine, problem, plan, arrays, out, prepared=(None, None)):

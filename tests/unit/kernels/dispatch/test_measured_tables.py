@@ -233,3 +233,28 @@ def test_where_extremes_of_float64_were_faster_on_the_device(batch, extent, k, e
     a, b = Operand.contiguous((batch, extent, k), "float64"), Operand.contiguous((batch, k, extent), "float64")
     problem = GemmReduceProblem.build(a, b, reduce="max", axis="m")
     assert plan_gemm_reduce(problem, H200).algorithm == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "compute", "extents", "expected"),
+    [
+        ("complex64", "auto", (1, 4096, 4096, 4096), {"wgmma"}),
+        ("float32", "auto", (1, 2048, 2048, 2048), {"wgmma"}),
+        ("complex64", "auto", (256, 512, 512, 64), {"wgmma"}),
+        ("complex128", "auto", (1, 4096, 4096, 4096), {"screen", "ozaki"}),
+        ("float32", "fp32", (1, 4096, 4096, 4096), {"vendor"}),
+        ("complex64", "fp32", (1, 1024, 1024, 1024), {"vendor"}),
+        ("complex64", "fp64", (1, 1024, 1024, 1024), {"vendor"}),
+        ("float32", "fp32", (1, 256, 256, 64), {"simt"}),
+        ("float16", "fp32", (1, 2048, 2048, 2048), {"vendor"}),
+        ("float32", "tf32", (1, 4096, 4096, 4096), {"wgmma"}),
+    ],
+)
+def test_where_the_vendors_product_is_reduced(dtype, compute, extents, expected):
+    """As the table of an H200 estimates it: where it multiplies faster than our kernels of that arithmetic."""
+    batch, m, n, k = extents
+    a, b = Operand.contiguous((batch, m, k), dtype), Operand.contiguous((batch, k, n), dtype)
+    reduce = "absmax" if dtype.startswith("complex") else "max"
+    for axis in ("m", "n"):
+        problem = GemmReduceProblem.build(a, b, reduce=reduce, axis=axis, compute=compute)
+        assert plan_gemm_reduce(problem, H200).algorithm in expected

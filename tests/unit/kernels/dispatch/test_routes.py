@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 
@@ -271,8 +272,8 @@ def test_extremes_of_double_precision_are_looked_for_where_that_is_faster():
     small = ({"batch": 1, "m": 256, "n": 256}, {"m": 64, "n": 64, "k": 64}, {"n": 8, "m": 65536})
     other = ({"reduce": "absmin"}, {"reduce": ["absmax", "sumsq"]}, {"return_c": True}, {"pre_op": "square"})
     for options in (*small, *other, {"compute": "fp64"}, {"config": GemmConfig(algorithm="product")}):
-        assert plan(doubles(**options), H200).algorithm in {"dmma", "simt"}
-    assert plan(doubles(), KNOWN["A100"]).algorithm == "dmma"
+        assert plan(doubles(**options), H200).algorithm in {"dmma", "simt", "vendor"}
+    assert plan(doubles(), KNOWN["A100"]).algorithm in {"dmma", "vendor"}
     asked = plan(doubles(batch=1, m=256, n=256, config=GemmConfig(algorithm="screen")), H200)
     assert reduction_algorithm(asked.algorithm, asked.arithmetic).__name__.endswith("algorithms.screen.gemm_reduce")
     for options in other:
@@ -306,9 +307,10 @@ def test_what_residues_multiply_much_faster_is_reduced_from_memory():
 
 
 def test_float16_is_read_as_it_lies_on_hopper():
-    """Or copied, unless that is too much; else by the portable kernel."""
+    """Or copied, unless that is too much; else by the vendor's BLAS."""
     whole, odd = (reduction(k=k, dtypes=("float16", "float16")) for k in (512, 300_001))
-    assert plan(reduction(k=1001, dtypes=("float16", "float16")), H200).arithmetic == "fp16"
+    by_name = reduction(k=1001, dtypes=("float16", "float16"), config=GemmConfig(algorithm="wgmma"))
+    assert plan(by_name, H200).arithmetic == "fp16"
     found = plan(whole, H200)
     assert (found.algorithm, found.arithmetic) == ("wgmma", "fp16")
     assert (
@@ -316,9 +318,8 @@ def test_float16_is_read_as_it_lies_on_hopper():
         == "gemmserve_kernels.algorithms.wgmma.direct.gemm_reduce"
     )
     assert not found.takes_prepared
-    assert plan(odd, H200).algorithm == "simt"
-    assert plan(whole, KNOWN["A100"]).algorithm == "simt"
-    assert plan(reduction(dtypes=("float16", "float16"), compute="fp32"), H200).algorithm == "simt"
+    for spec, case in ((H200, odd), (KNOWN["A100"], whole), (H200, replace(whole, compute="fp32"))):
+        assert plan(case, spec).algorithm == "vendor"
     asked = problem(dtype="float16", trans_b="T", config=GemmConfig(algorithm="wgmma"))
     found = plan_gemm(asked, H200)
     assert (found.arithmetic, product_algorithm(found.algorithm, found.arithmetic).__name__) == (
@@ -408,6 +409,49 @@ def test_infeasible_overrides_name_the_limit(case, spec, word):
 
 
 def test_infeasible_overrides_of_reductions():
-    for algorithm, spec in (("vendor", H200), ("numpy", H200), ("simt", CPU), ("vendor", CPU)):
+    for algorithm, spec in (("small", H200), ("numpy", H200), ("simt", CPU), ("vendor", CPU)):
         with pytest.raises(ConfigInfeasible):
             plan_gemm_reduce(reduction(config=GemmConfig(algorithm=algorithm)), spec)
+
+
+VENDOR = GemmConfig(algorithm="vendor")
+
+
+@pytest.mark.parametrize("compute", ["auto", "fp32", "fp64", "tf32"])
+@pytest.mark.parametrize("spec", [H200, KNOWN["A100"], KNOWN["RTX5090"], KNOWN["MI300X"], RADEON, TURING])
+def test_the_vendors_product_is_reduced_where_its_name_says_so(spec, compute):
+    """In the modes in which `gemm` has it."""
+    case = reduction(compute=compute, config=VENDOR)
+    if compute not in spec.compute_modes:
+        with pytest.raises(ComputeUnsupported):
+            plan(case, spec)
+    elif compute == "tf32" and spec.kind == "rocm":
+        with pytest.raises(ConfigInfeasible, match="no TF32"):
+            plan(case, spec)
+    else:
+        found = plan(case, spec)
+        assert (found.algorithm, found.reduces, found.blas) == ("vendor", True, None)
+        assert found.arithmetic == plan_gemm(problem(compute=compute, config=VENDOR), spec).arithmetic
+        assert not found.takes_prepared
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"compute": "3xfp16"}, "vendor has no gemm_reduce in 3xfp16"),
+        ({"config": GemmConfig(algorithm="vendor", stages=3)}, "stages"),
+        ({"dtypes": ("float16", "float16"), "return_c": True}, "returned in float16"),
+        ({"compute": "fp64", "return_c": True}, "returned in complex64"),
+    ],
+)
+def test_products_of_the_vendor_that_cannot_be_reduced(options, word):
+    with pytest.raises(ConfigInfeasible, match=word):
+        plan(reduction(**{"config": VENDOR} | options), H200)
+
+
+def test_plain_modes_reduce_the_vendors_product_where_it_is_much_faster():
+    for spec in (H200, KNOWN["A100"], KNOWN["RTX5090"], KNOWN["MI300X"], RADEON, TURING):
+        large = {"batch": 1, "m": 4096, "n": 4096, "k": 4096, "compute": "fp64"}
+        assert plan(doubles(**large, dtype="complex64"), spec).algorithm == "vendor"
+        assert plan(doubles(**large | {"k": 4}, dtype="complex64"), spec).algorithm != "vendor", "mostly a pass"
+        assert plan(doubles(**large, dtype="complex64", return_c=True), spec).algorithm != "vendor"

@@ -43,7 +43,8 @@ def test_auto_knows_three_ways_and_no_split(spec, dtype):
     assert [each.algorithm for each in found] == ["vendor", "simt", "mfma"]
     assert {each.arithmetic for each in found} == {"plain"}
     assert plan_gemm(problem(4096, dtype), spec).algorithm == "vendor"
-    reduced = plan_gemm_reduce(reduction(4096, dtype), spec)
+    assert plan_gemm_reduce(reduction(4096, dtype), spec).algorithm == "vendor"
+    reduced = plan_gemm_reduce(reduction(4096, dtype, config=GemmConfig(algorithm="mfma")), spec)
     assert (reduced.algorithm, reduction_algorithm(reduced.algorithm, reduced.arithmetic).__name__) == (
         "mfma",
         "gemmserve_kernels.algorithms.mfma.gemm_reduce",
@@ -53,11 +54,12 @@ def test_auto_knows_three_ways_and_no_split(spec, dtype):
 def test_a_radeons_matrix_units_multiply_float16_alone():
     for dtype in DTYPES[1:]:
         assert [each.algorithm for each in candidates(problem(dtype=dtype), RADEON)] == ["vendor", "simt"]
-        assert plan_gemm_reduce(reduction(dtype=dtype), RADEON).algorithm == "simt"
+        assert plan_gemm_reduce(reduction(dtype=dtype), RADEON).algorithm == "vendor"
     with pytest.raises(ConfigInfeasible, match="gfx1100"):
         plan_gemm(problem(config=GemmConfig(algorithm="mfma")), RADEON)
     assert [each.algorithm for each in candidates(problem(dtype="float16"), RADEON)] == ["vendor", "simt", "mfma"]
-    assert plan_gemm_reduce(reduction(4096, "float16"), RADEON).algorithm == "mfma"
+    by_name = reduction(4096, "float16", config=GemmConfig(algorithm="mfma"))
+    assert plan_gemm_reduce(by_name, RADEON).algorithm == "mfma"
 
 
 @pytest.mark.parametrize(

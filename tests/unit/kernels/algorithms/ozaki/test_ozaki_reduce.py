@@ -10,6 +10,7 @@ from reduce_cases import COMPLEX, REAL, build, check_exact, exact, run
 from simt_cases import ShimMachine, assert_reduced, random, strided
 from simt_shim import ShimLauncher
 
+from gemmserve_kernels.algorithms.common import panels
 from gemmserve_kernels.algorithms.ozaki import gemm, gemm_reduce
 from gemmserve_kernels.algorithms.ozaki.plan import OzakiTile
 from gemmserve_kernels.device.spec import KNOWN
@@ -57,7 +58,7 @@ def test_panels_change_no_bit(monkeypatch, axis):
     )
     names = ["sum", "argmax"]
     whole = check(a, b, reduce=names, axis=axis)
-    monkeypatch.setattr(gemm_reduce, "PANEL", 530_000)
+    monkeypatch.setattr(panels, "PANEL", 530_000)
     parts = check(a, b, reduce=names, axis=axis)
     for name in names:
         np.testing.assert_array_equal(whole[name], parts[name])
@@ -67,20 +68,25 @@ def test_panels_of_matrices_and_of_rows(monkeypatch):
     def cut(*shape, axis="n"):
         batch, m, n = shape
         a, b = np.zeros((batch, m, 130)), np.zeros((batch, 130, n))
-        return list(gemm_reduce._Panels.of(build(a, b, reduce="sum", axis=axis)))
+        return list(panels.Panels.of(build(a, b, reduce="sum", axis=axis), 8))
 
-    monkeypatch.setattr(gemm_reduce, "PANEL", 650_000)
+    monkeypatch.setattr(panels, "PANEL", 650_000)
     assert cut(3, 300, 290) == [(i, 1, row, rows) for i in range(3) for row, rows in ((0, 256), (256, 44))]
     assert cut(5, 100, 200) == [(0, 4, 0, 100), (4, 1, 0, 100)]
     assert cut(5, 400, 50, axis="m") == [(0, 4, 0, 50), (4, 1, 0, 50)]
 
 
 def test_a_batch_that_repeats(monkeypatch):
-    monkeypatch.setattr(gemm_reduce, "PANEL", 20_000)
+    monkeypatch.setattr(panels, "PANEL", 20_000)
     a, b = random(1, "float64", 3, 1, 20, 130), random(2, "float64", 2, 130, 30)
     check(a, b, reduce=["max", "sum"], axis=["m", "batch"])
     check(a, b, reduce=["max", "sum"], axis="n")
     check(a[:, 0], b[0], reduce="absmin", axis="n")
+
+
+def test_sums_without_an_order_have_one():
+    a, b = random(1, "float64", 3, 20, 130), random(2, "float64", 3, 130, 30)
+    check(a, b, reduce=["sum", "sumsq", "max"], axis=["n", "batch"], reproducible=False)
 
 
 def test_what_is_reduced_are_the_products_bits():
