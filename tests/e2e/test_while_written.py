@@ -5,26 +5,25 @@ stand-in of tests/support), held in the middle of the writing.
 from __future__ import annotations
 
 import contextlib
-import select
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from http.client import HTTPConnection
-from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from device_server import downloaded, gated, metric
+from device_server import Asked, downloaded, gated, metric
 from gates import Gate
 from live_server import LiveServer, until
 
 from gemmserve import Client
 
-SHAPE = 2048, 4096
-"""A result that a device writes in two turns, each of half, and that goes from the host arena to its file in eight."""
+SHAPE = 3072, 4096
+"""A result that a device writes in three turns, and that goes from the host arena to its file in twelve."""
+TURNS = 2
+"""Turns after which it stands: the first of them is over then."""
 NBYTES = 8 * SHAPE[0] * SHAPE[1]
-SOON = {"GEMMSERVE_WRITE_BACK_DELAY_S": "0"}
-"""The writing of a result begins by itself."""
+SOON = {"GEMMSERVE_WRITE_BACK_DELAY_S": "0", "GEMMSERVE_ONESHOT_TIMEOUT_S": "60"}
+"""The writing of a result begins by itself; who waits in vain is told so."""
 NO_ARENA = {"GEMMSERVE_HOST_ARENA_BYTES": "0"}
 
 
@@ -92,32 +91,8 @@ def matrix(rng, n):
     return (rng.integers(-8, 9, (n, n)) + 1j * rng.integers(-8, 9, (n, n))).astype("complex64")
 
 
-class Asked:
-    """A download that has been asked for on a connection of its own."""
-
-    def __init__(self, server, array_id, byte_range=None):
-        self._connection = HTTPConnection(urlsplit(server.url).netloc, timeout=60)
-        headers = {"Accept": "application/octet-stream"}
-        if byte_range is not None:
-            headers["Range"] = f"bytes={byte_range[0]}-{byte_range[1] - 1}"
-        self._connection.request("GET", f"/v1/arrays/{array_id}/data", headers=headers)
-
-    @property
-    def answered(self):
-        """Whether there is anything of the answer."""
-        return bool(select.select([self._connection.sock], [], [], 0)[0])
-
-    def bytes(self):
-        """The whole answer."""
-        answer = self._connection.getresponse()
-        assert answer.status in {200, 206}, answer.read()
-        found = answer.read()
-        self._connection.close()
-        return found
-
-
 PARTS = None, (0, 4096), (NBYTES - 4096, NBYTES)
-"""What is asked for: all, of the half that is written, of the other one."""
+"""What is asked for: all, of what is written, of what is not."""
 
 
 def check(server, result, expected):
@@ -142,9 +117,9 @@ def test_what_is_asked_for_in_the_middle_of_its_write_back_is_whole(shared, rng)
     server, gates = shared
     with gates.opened(), Client(server.url) as client:
         recomputed = metric(server, "results_recomputed_total")
-        gates.write.shut()
+        gates.write.shut(after=TURNS)
         result, expected = large(client, rng)
-        gates.write.wait_reached()  # half of it is written
+        gates.write.wait_reached()  # two thirds of it are written
         asked = [Asked(server, result.id, part) for part in PARTS]
         with server.http() as http:
             head = http.head(f"/v1/arrays/{result.id}/data", headers={"Accept": "application/octet-stream"})
@@ -164,7 +139,7 @@ def test_who_is_killed_in_the_middle_of_a_write_back_leaves_no_half_a_result(sha
     server, gates = shared
     with gates.opened(), Client(server.url) as client:
         recomputed = metric(server, "results_recomputed_total")
-        gates.write.shut()
+        gates.write.shut(after=TURNS)
         result, expected = large(client, rng)
         gates.write.wait_reached()
         asked = Asked(server, result.id)
@@ -180,7 +155,7 @@ def test_who_is_killed_in_the_middle_of_a_write_back_leaves_no_half_a_result(sha
 
 def test_a_server_killed_in_the_middle_of_a_write_back_leaves_no_half_a_result(tmp_path, rng):
     with standing(tmp_path, NO_ARENA) as (server, gates), Client(server.url) as client:
-        gates.write.shut()
+        gates.write.shut(after=TURNS)
         result, expected = large(client, rng)
         gates.write.wait_reached()
         server.terminate(signal.SIGKILL)
@@ -194,7 +169,7 @@ def test_what_is_asked_for_on_its_way_from_the_arena_to_its_file_is_whole(with_a
     with gates.opened(), Client(server.url) as client:
         gates.spill.shut(after=3)
         result, expected = large(client, rng)
-        gates.spill.wait_reached()  # three eighths of it are in the file
+        gates.spill.wait_reached()  # a quarter of it is in the file
         assert metric(server, "device_unwritten_bytes") == 0
         for part in PARTS:  # at once
             assert Asked(server, result.id, part).bytes() == expected.tobytes()[slice(*part or (None,))]
@@ -220,13 +195,13 @@ def test_a_server_killed_with_half_a_result_in_its_file_does_not_show_that(tmp_p
 
 def test_small_products_do_not_wait_for_a_write_back_that_is_under_way(with_arena, rng):
     """Single requests, jobs whose results are written at once and jobs whose results stay on the device, batches,
-    programs: all end while another result is half written, with whoever writes it standing still.
+    programs: all end while another result is being written, with whoever writes it standing still.
     """
     server, gates = with_arena
     with gates.opened(), Client(server.url) as client:
         small, mid = matrix(rng, 24), matrix(rng, 200)
         rs, rm = client.put(small), client.put(mid)
-        gates.write.shut()
+        gates.write.shut(after=TURNS)
         result, expected = large(client, rng)
         gates.write.wait_reached()
         asked = Asked(server, result.id)  # and somebody waits for it

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import select
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import numpy as np
 from python_path import python_path
@@ -22,8 +25,6 @@ DEVICE: Final = {
     "GEMMSERVE_WRITE_BACK_DELAY_S": "60",  # nothing is written that nobody asks for
 }
 """Environment of such a server."""
-MEMORY: Final = 144e9
-"""Bytes of the stand-in's memory, about."""
 
 
 def gated(*gates: Gate) -> Mapping[str, str]:
@@ -48,3 +49,27 @@ def downloaded(server: LiveServer, array_id: str, shape: tuple[int, ...]) -> np.
         answer = http.get(f"/v1/arrays/{array_id}/data", headers={"Accept": "application/octet-stream"})
     answer.raise_for_status()
     return np.frombuffer(answer.content, "complex64").reshape(shape)
+
+
+class Asked:
+    """A download that has been asked for on a connection of its own."""
+
+    def __init__(self, server: LiveServer, array_id: str, byte_range: tuple[int, int] | None = None) -> None:
+        self._connection = HTTPConnection(urlsplit(server.url).netloc, timeout=60)
+        headers = {"Accept": "application/octet-stream"}
+        if byte_range is not None:
+            headers["Range"] = f"bytes={byte_range[0]}-{byte_range[1] - 1}"
+        self._connection.request("GET", f"/v1/arrays/{array_id}/data", headers=headers)
+
+    @property
+    def answered(self) -> bool:
+        """Whether there is anything of the answer."""
+        return bool(select.select([self._connection.sock], [], [], 0)[0])
+
+    def bytes(self) -> bytes:
+        """The whole answer."""
+        answer = self._connection.getresponse()
+        assert answer.status in {200, 206}, answer.read()
+        found = answer.read()
+        self._connection.close()
+        return found

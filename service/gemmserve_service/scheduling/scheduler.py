@@ -508,7 +508,7 @@ class Scheduler:
         )
 
     def _lacks_room(self, task: Task, worker: Worker) -> bool:
-        if task.file_made is False:
+        if task.file_made is False or self.writes.lacks_room(task, worker):
             return True
         return self._room_at > 0 and time.monotonic() < self._room_at and task.needs_place(worker, verify=task.verify)
 

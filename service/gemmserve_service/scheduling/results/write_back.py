@@ -128,7 +128,7 @@ class WriteBack:
 
     def track(self, task: Task, worker: Worker, algorithm: str) -> None:
         """Take over the results of a task that has ended, and its operands: they are on `worker`'s device alone."""
-        nbytes = sum(upload.spec.nbytes for upload in task.results.values())
+        nbytes = _result_bytes(task)
         task.pending = pending = PendingResults(task.id, State.UNRECORDED, nbytes, holder=worker.id)
         pending.trace = task.trace
         self._lineages[pending] = Lineage.of(task, algorithm)
@@ -166,7 +166,7 @@ class WriteBack:
         """Take over the results of a task that has ended, and its operands: every byte is in the host arena, and no
         worker writes there any more, unless it was lost.
         """
-        nbytes = sum(upload.spec.nbytes for upload in task.results.values())
+        nbytes = _result_bytes(task)
         task.pending = pending = PendingResults(task.id, State.UNRECORDED_HOST, nbytes)
         pending.trace = task.trace
         self._lineages[pending] = Lineage.of(task, algorithm)
@@ -176,7 +176,7 @@ class WriteBack:
         """Take over the results of a task that has ended, and its operands: the disk did not take their files. They are
         computed again when they are on record.
         """
-        nbytes = sum(upload.spec.nbytes for upload in task.results.values())
+        nbytes = _result_bytes(task)
         task.pending = pending = PendingResults(task.id, State.UNRECORDED_LOST, nbytes, sync_failures=1)
         for upload in task.results.values():
             self._store.replace_failed(upload)
@@ -271,6 +271,19 @@ class WriteBack:
         return pending
 
     # -- who needs them ---------------------------------------------------------------------------------------------
+
+    def lacks_room(self, task: Task, worker: Worker) -> bool:
+        """Whether a task's results would wait on that worker's device for others to be written, none of which is: for
+        want of room in arena and disk, or because their jobs' ends cannot be put on record. Sent there, it would hold
+        up what needs no such room.
+        """
+        orders = self._orders.get(worker)
+        if orders is None or not orders.pressed or orders.ordered_bytes:
+            return False
+        if task.blocks is not None or not task.may_be_deferred(worker):
+            return False
+        coming = sum([_result_bytes(other) for other in worker.tasks.values() if other.may_be_deferred(worker)])
+        return orders.kept_bytes + coming + _result_bytes(task) > worker.result_bytes
 
     def usable(self, task: Task, worker: Worker) -> bool:
         """Whether that worker can compute with every operand of the task."""
@@ -741,6 +754,10 @@ def _rows(pending: PendingResults) -> dict[str, ExtentRow]:
     """Return where results are to be written, by the array's id."""
     places = {record.info.id: pending.places.get(record.info.id, record.extent) for record in pending.records}
     return {array: row_of(extent, array) for array, extent in places.items() if extent is not None}
+
+
+def _result_bytes(task: Task) -> int:
+    return sum([upload.spec.nbytes for upload in task.results.values()])
 
 
 def failure_of(task: Task) -> JobFailed | None:
