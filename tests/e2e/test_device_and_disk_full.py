@@ -130,6 +130,9 @@ def test_both_full_at_once(disk, tmp_path, rng, where, killed):
         elif killed == "all":
             server.terminate(signal.SIGKILL)
             server = stack.enter_context(started(data_dir))
+        if killed != "nobody":  # what was lost is to be computed again, into files that there is no room for
+            until(lambda: "waits: the disk has no room" in server.text)
+            assert metric(server, "results_recomputed_total") > 0
         (disk / "filler").unlink()
         until(lambda: len(succeeded(server, jobs)) == COUNT)
         for (a, b, alpha), end in zip(pairs, ends(server, jobs), strict=True):
