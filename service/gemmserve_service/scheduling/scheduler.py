@@ -535,7 +535,7 @@ class Scheduler:
         self._dispatch()
 
     def _companions(self, task: Task, worker: Worker) -> list[Task]:
-        if not self.queue:
+        if not self.queue or self.writes.stands(worker):  # which may have room for one, and not for all
             return []
         most = self.settings.max_grouped_jobs
         return self.placement.companions(task, worker, self.queue, most, self._could_run)

@@ -272,18 +272,21 @@ class WriteBack:
 
     # -- who needs them ---------------------------------------------------------------------------------------------
 
-    def lacks_room(self, task: Task, worker: Worker) -> bool:
-        """Whether a task's results would wait on that worker's device for others to be written, none of which is: for
-        want of room in arena and disk, or because their jobs' ends cannot be put on record. Sent there, it would hold
-        up what needs no such room.
+    def stands(self, worker: Worker) -> bool:
+        """Whether that worker's device is to have room made, and nothing is written: for want of room in arena and
+        disk, or because the ends of jobs cannot be put on record.
         """
         orders = self._orders.get(worker)
-        if orders is None or not orders.pressed or orders.ordered_bytes:
-            return False
-        if task.blocks is not None or not task.may_be_deferred(worker):
+        return orders is not None and orders.pressed and not orders.ordered_bytes
+
+    def lacks_room(self, task: Task, worker: Worker) -> bool:
+        """Whether a task's results would wait on that worker's device for others to be written, none of which is: sent
+        there, it would hold up what needs no such room.
+        """
+        if not self.stands(worker) or task.blocks is not None or not task.may_be_deferred(worker):
             return False
         coming = sum([_result_bytes(other) for other in worker.tasks.values() if other.may_be_deferred(worker)])
-        return orders.kept_bytes + coming + _result_bytes(task) > worker.result_bytes
+        return self._orders[worker].kept_bytes + coming + _result_bytes(task) > worker.result_bytes
 
     def usable(self, task: Task, worker: Worker) -> bool:
         """Whether that worker can compute with every operand of the task."""
