@@ -15,6 +15,14 @@ def test_no_accepted_job_is_lost_or_wrong_whoever_is_killed(tmp_path) -> None:
     assert found["jobs"]["succeeded"] >= 24
 
 
+def test_no_result_that_a_device_alone_has_is_lost_or_wrong_when_that_is_killed(tmp_path) -> None:
+    kinds = ("worker", "all")  # they take it with them; and the ends of jobs that are not on record
+    found = faults.kills(tmp_path, jobs=24, over_s=3.0, pause_s=(0.1, 0.4), kinds=kinds, environment=faults.DEVICE)
+    assert found["ok"], found
+    assert min(found["faults"].values()) >= 1, found
+    assert found["jobs"]["succeeded"] >= 24
+
+
 def test_no_job_is_lost_or_wrong_whichever_node_is_killed_or_cut_off(tmp_path) -> None:
     found = joined.joined(tmp_path, jobs=24, over_s=3.0, pause_s=(0.1, 0.4), cut_s=(3.0, 4.0))
     assert found["ok"], found

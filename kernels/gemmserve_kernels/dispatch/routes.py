@@ -116,9 +116,10 @@ _PANELS_DOUBT: Final = 1.6
 is estimated (complex128, 8 x 1024 x 1024 x 512, an H100: 0.70 ms)."""
 _LAUNCH_S: Final = 1e-5
 """Seconds of one more copy: its kernel and its allocation."""
-_BESIDE_CALL_S: Final = 6e-6
+_BESIDE_CALL_S: Final = 15e-6
 """Seconds of the host for the two launches, at least, behind a product by the vendor's BLAS that is reduced: such calls
-are no graph. Twice what one launch takes, about; not measured."""
+are no graph. Short ones take 36 to 50 us from one to the next on a host of an H200 on which a product by the vendor's
+BLAS takes 32."""
 
 
 @dataclass(frozen=True)

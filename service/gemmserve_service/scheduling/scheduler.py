@@ -521,7 +521,7 @@ class Scheduler:
         )
 
     def _lacks_room(self, task: Task, worker: Worker) -> bool:
-        if task.file_made is False:
+        if task.file_made is False or self.writes.lacks_room(task, worker):
             return True
         return self._room_at > 0 and time.monotonic() < self._room_at and task.needs_place(worker, verify=task.verify)
 
@@ -548,7 +548,7 @@ class Scheduler:
         self._dispatch()
 
     def _companions(self, task: Task, worker: Worker) -> list[Task]:
-        if not self.queue:
+        if not self.queue or self.writes.stands(worker):  # which may have room for one, and not for all
             return []
         most = self.settings.max_grouped_jobs
         return self.placement.companions(task, worker, self.queue, most, self._could_run)

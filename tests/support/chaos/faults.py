@@ -22,7 +22,7 @@ from chaos.load import Client, Load
 from chaos.victim import Victim
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 KINDS = ("worker", "front", "supervisor", "all")
 
@@ -44,14 +44,14 @@ def kills(
     over_s: float,
     pause_s: tuple[float, float],
     seed: int = 1,
-    least: int = len(KINDS),
+    kinds: Sequence[str] = KINDS,
     environment: Mapping[str, str] = {},
 ) -> dict:
-    """SIGKILL of a random process, or of all, again and again while jobs come in, `least` times or more; then each
-    accepted job is checked.
+    """SIGKILL of a random process of `kinds`, or of all, again and again while jobs come in, of each kind once or more;
+    then each accepted job is checked.
     """
     rng = random.Random(seed)
-    ready: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    ready: dict[str, list[float]] = {kind: [] for kind in kinds}
     # A worker is killed so often here that a job may meet several of them by no fault of its own.
     with Victim(folder, GEMMSERVE_MAX_ATTEMPTS="20", **environment) as victim:
         load = Load(victim.url, count=jobs, over_s=over_s)
@@ -60,10 +60,10 @@ def kills(
         order: list[str] = []
         while load.running:
             time.sleep(rng.uniform(*pause_s))
-            order = order or rng.sample(KINDS, len(KINDS))  # each kind as often as the others
+            order = order or rng.sample(kinds, len(kinds))  # each kind as often as the others
             kind = order.pop()
             ready[kind].append(victim.kill_and_recover(kind))
-            if sum(map(len, ready.values())) >= least:
+            if sum(map(len, ready.values())) >= len(kinds):
                 load.enough()
         account = load.settle()
         seconds = time.monotonic() - began

@@ -1,7 +1,10 @@
 """A server whose device is the host: the worker's CUDA backend on the stand-in for CuPy, NumPy in the kernels' place.
 
 This folder and the stand-in's on PYTHONPATH make every Python process import it at its start. Its disk takes
-GEMMSERVE_TEST_DISK_RATE bytes a second of results that come from the host arena, where that is set.
+GEMMSERVE_TEST_DISK_RATE bytes a second of results that come from the host arena, where that is set. Its worker stands
+before pieces of results that it writes, and its front before those that it copies from the host arena to files, while
+the files are there that GEMMSERVE_TEST_WRITE_GATE and GEMMSERVE_TEST_SPILL_GATE name (`gates.Gate`, whose folder is to
+be on PYTHONPATH, too).
 """
 
 import ctypes
@@ -78,6 +81,38 @@ def _write_slowly(rate):
 if "GEMMSERVE_TEST_DISK_RATE" in os.environ:
     _write_slowly(float(os.environ["GEMMSERVE_TEST_DISK_RATE"]))
 
+
+def _hold_spill(path):
+    """Have os.pwrite, likewise, stand at a gate."""
+    from held_gate import HeldGate
+
+    pwrite, gate = os.pwrite, HeldGate(path)
+
+    def held(fd, data, offset):
+        gate.stand()
+        return pwrite(fd, data, offset)
+
+    os.pwrite = held
+
+
+if "GEMMSERVE_TEST_SPILL_GATE" in os.environ:
+    _hold_spill(os.environ["GEMMSERVE_TEST_SPILL_GATE"])
+
+
+def _hold_writes(copies):
+    """Have the device's copies of results to the host stand at a gate, where there is one."""
+    if "GEMMSERVE_TEST_WRITE_GATE" in os.environ:
+        from held_gate import HeldGate
+
+        write, gate = copies.write, HeldGate(os.environ["GEMMSERVE_TEST_WRITE_GATE"])
+
+        def held(self, array, start, target):
+            gate.stand()
+            write(self, array, start, target)
+
+        copies.write = held
+
+
 _REPLACED = {
     "gemmserve_kernels.device.element_counts": write_words,
     "gemmserve_service.executor.worker.cuda.backend": call,
@@ -100,6 +135,8 @@ class _Finder(importlib.abc.MetaPathFinder):
             execute(module)
             assert hasattr(module, function.__name__)
             setattr(module, function.__name__, function)
+            if hasattr(module, "DeviceCopies"):
+                _hold_writes(module.DeviceCopies)
 
         spec.loader.exec_module = exec_module
         return spec

@@ -10,37 +10,11 @@ import importlib.abc
 import importlib.util
 import os
 import sys
-import time
-from pathlib import Path
+
+from held_gate import HeldGate
 
 _MODULE = "gemmserve_service.executor.worker.runner"
 _FILE = os.environ.get("GEMMSERVE_TEST_GATE", "")
-
-
-class _Gate:
-    def __init__(self, path):
-        self._path = Path(path)
-        self._reached = Path(path + ".reached")
-        self._which = None
-        self._passed = 0
-
-    def stand(self, look):
-        """Returns when the gate is open; `look` raises where the work is to end."""
-        if self._shut():
-            self._passed += 1
-            while self._shut() and self._passed > self._first:
-                self._reached.touch()
-                look()
-                time.sleep(0.002)
-
-    def _shut(self):
-        try:
-            which = self._path.stat().st_mtime_ns
-            if which != self._which:  # shut again since
-                self._which, self._passed, self._first = which, 0, int(self._path.read_text())
-        except FileNotFoundError:
-            return False
-        return True
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -55,7 +29,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def exec_module(module):
             execute(module)
-            checkpoint, gate = module.Runner._checkpoint, _Gate(_FILE)
+            checkpoint, gate = module.Runner._checkpoint, HeldGate(_FILE)
 
             def held(runner):
                 checkpoint(runner)

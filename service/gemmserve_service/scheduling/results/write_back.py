@@ -128,7 +128,7 @@ class WriteBack:
 
     def track(self, task: Task, worker: Worker, algorithm: str) -> None:
         """Take over the results of a task that has ended, and its operands: they are on `worker`'s device alone."""
-        nbytes = sum(upload.spec.nbytes for upload in task.results.values())
+        nbytes = _result_bytes(task)
         task.pending = pending = PendingResults(task.id, State.UNRECORDED, nbytes, holder=worker.id)
         pending.trace = task.trace
         self._lineages[pending] = Lineage.of(task, algorithm)
@@ -166,7 +166,7 @@ class WriteBack:
         """Take over the results of a task that has ended, and its operands: every byte is in the host arena, and no
         worker writes there any more, unless it was lost.
         """
-        nbytes = sum(upload.spec.nbytes for upload in task.results.values())
+        nbytes = _result_bytes(task)
         task.pending = pending = PendingResults(task.id, State.UNRECORDED_HOST, nbytes)
         pending.trace = task.trace
         self._lineages[pending] = Lineage.of(task, algorithm)
@@ -176,7 +176,7 @@ class WriteBack:
         """Take over the results of a task that has ended, and its operands: the disk did not take their files. They are
         computed again when they are on record.
         """
-        nbytes = sum(upload.spec.nbytes for upload in task.results.values())
+        nbytes = _result_bytes(task)
         task.pending = pending = PendingResults(task.id, State.UNRECORDED_LOST, nbytes, sync_failures=1)
         for upload in task.results.values():
             self._store.replace_failed(upload)
@@ -271,6 +271,22 @@ class WriteBack:
         return pending
 
     # -- who needs them ---------------------------------------------------------------------------------------------
+
+    def stands(self, worker: Worker) -> bool:
+        """Whether that worker's device is to have room made, and nothing is written: for want of room in arena and
+        disk, or because the ends of jobs cannot be put on record.
+        """
+        orders = self._orders.get(worker)
+        return orders is not None and orders.pressed and not orders.ordered_bytes
+
+    def lacks_room(self, task: Task, worker: Worker) -> bool:
+        """Whether a task's results would wait on that worker's device for others to be written, none of which is: sent
+        there, it would hold up what needs no such room.
+        """
+        if not self.stands(worker) or task.blocks is not None or not task.may_be_deferred(worker):
+            return False
+        coming = sum([_result_bytes(other) for other in worker.tasks.values() if other.may_be_deferred(worker)])
+        return self._orders[worker].kept_bytes + coming + _result_bytes(task) > worker.result_bytes
 
     def usable(self, task: Task, worker: Worker) -> bool:
         """Whether that worker can compute with every operand of the task."""
@@ -741,6 +757,10 @@ def _rows(pending: PendingResults) -> dict[str, ExtentRow]:
     """Return where results are to be written, by the array's id."""
     places = {record.info.id: pending.places.get(record.info.id, record.extent) for record in pending.records}
     return {array: row_of(extent, array) for array, extent in places.items() if extent is not None}
+
+
+def _result_bytes(task: Task) -> int:
+    return sum([upload.spec.nbytes for upload in task.results.values()])
 
 
 def failure_of(task: Task) -> JobFailed | None:

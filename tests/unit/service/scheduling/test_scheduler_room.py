@@ -14,6 +14,7 @@ import pytest
 from gemmserve_service.errors import JobTimeout
 from gemmserve_service.scheduling.estimates import Estimates
 from gemmserve_service.scheduling.tasks import Task
+from gemmserve_service.schemas import GemmParams
 from gemmserve_service.store.extents import extents
 
 A = np.arange(16.0).reshape(4, 4)
@@ -116,6 +117,48 @@ async def test_a_task_that_finds_no_room_keeps_no_other_from_an_idle_worker(core
     fake.done()
     assert fake.running() == [first.id]
     fake.done()
+
+
+async def test_a_result_for_which_neither_device_nor_disk_has_room_waits_with_its_job_and_others_pass_it(
+    core, fake, a, gemm, scratch, full_disk, eventually
+):
+    """It would wait there for others to be written, none of which is, and hold up what needs no such room."""
+    most = 4
+    fake.lose()
+    fake.result_bytes = most * A.nbytes
+    fake.hello()
+    core.store._files.trim()
+    full_disk(True)
+    held = []
+    for _ in range(most - 1):
+        info, _ = await core.jobs.submit(gemm(a, a))
+        fake.done(written=False)
+        held.append(await core.jobs.wait(info.id, 60))
+    jobs = [(await core.jobs.submit(gemm(a, a)))[0].id for _ in range(3)]
+    assert fake.running() == jobs[:1], "for which there is room"
+    fake.done(written=False)
+    await core.jobs.wait(jobs[0], 60)
+    assert not fake.running()
+    running = asyncio.create_task(core.jobs.run(GemmParams(), await scratch(core.store, a=A, b=A)))
+    await eventually(fake.running)
+    fake.done()
+    (await running).release()
+    assert not fake.running()
+    await core.store.delete(held[0].result["d"])
+    await eventually(lambda: fake.drops() == [held[0].id])
+    fake.written(held[0].id)
+    await eventually(lambda: fake.running() == jobs[1:2], 5)
+    fake.done(written=False)
+    await core.jobs.wait(jobs[1], 60)
+    assert not fake.running()
+    full_disk(False)
+    await eventually(fake.writes)
+    assert not fake.running()
+    for job in list(fake.writes()):
+        fake.write(job, A @ A)
+    await eventually(lambda: fake.running() == jobs[2:], 5)
+    fake.done(written=False)
+    await core.jobs.wait(jobs[2], 60)
 
 
 LARGE = np.arange(4096.0).reshape(64, 64)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -127,3 +132,25 @@ def test_nobody_waits_for_what_was_abandoned(stage):
     until(lambda: stage.backend.compiled == ["slow"])
     assert stage.gone_on == {}
     assert stage.told == [("first", True)]
+
+
+def test_a_product_that_waited_has_the_algorithm_and_the_bits_that_it_has_with_its_kernels_there(tmp_path):
+    """By our own kernels on the CPU shim; another product passes it meanwhile."""
+    script = Path(__file__).parents[4] / "support" / "compiled_later_script.py"
+    environment = {**os.environ, "GEMMSERVE_KERNEL_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["loaded too early"] == [], "it waited for every kernel that it took"
+    assert found["cases"].keys() == {"plain", "tensor cores", "several kernels", "reduced"}
+    for name, case in found["cases"].items():
+        assert case["waited"] == [True, True, True], name
+        assert case["passed"] == "beside", name
+        planned, *recorded = case["algorithms"]
+        assert recorded == [planned] * 2, name
+        assert case["same kernels"], name
+        assert case["same bits"], name
+        assert case["warm waited"] == 0, name
+        assert case.get("error", 0) < 1e-6, name
