@@ -42,23 +42,22 @@ as 32^3."""
 _UNALIGNED: Final = 1.0
 """Distance of extents that are such multiples from others, likewise."""
 _CALL_S: Final = {
-    "vendor": 17e-6,
-    "simt": 12e-6,
-    "small": 12e-6,
-    "dmma": 13e-6,
-    "fused": 16e-6,
-    "mma": 17e-6,
-    "wgmma": 20e-6,
-    "ozaki": 19e-6,
-    "sums": 12e-6,
-    "gram": 20e-6,
-    "screen": 20e-6,
+    "vendor": 25e-6,
+    "simt": 11e-6,
+    "small": 11e-6,
+    "dmma": 11e-6,
+    "fused": 13e-6,
+    "mma": 13e-6,
+    "wgmma": 14e-6,
+    "ozaki": 14e-6,
+    "sums": 13e-6,
+    "gram": 14e-6,
+    "screen": 14e-6,
 }
-"""Seconds of the host for one of many calls of `gemm`, the plan known, into an array that is there, on the faster of
-two hosts of H200s ("wall" of short float32 and complex128 products in tables/sm_90a.json; `mma` and `ozaki` by
-`benchmarks/kernels/host_cost.py`). The vendor's library chooses its kernel anew in every call. Reductions have none of
-their own, though `wgmma` takes about a microsecond more than `simt` there; those of `gram` and `screen` are assumed to
-be `wgmma`'s, and were not measured."""
+"""Seconds of the host for one of many calls, the plan known, on a host of an H200: the mean of those of fresh results
+that take turns between two places (`benchmarks/kernels/host_cost.py`) and of such as are in another place each time,
+for which graphs are set anew. The vendor's library chooses its kernel anew in every call. Reductions have none of their
+own: they take about as long as products. Those of `gram` and `screen` are assumed, and were not measured."""
 
 
 def estimate(
