@@ -33,8 +33,8 @@ pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")
 
 NAMED = {
-    "float32": ("6xbf16", "9xbf16", "fp32"),
-    "complex64": ("6xbf16", "9xbf16", "fp32"),
+    "float32": ("6xbf16", "9xbf16", "ozaki", "fp32"),
+    "complex64": ("6xbf16", "9xbf16", "ozaki", "fp32"),
     "float64": ("ozaki", "fp64"),
     "complex128": ("ozaki", "fp64"),
 }

@@ -60,6 +60,11 @@ class Fleet:
         return bool(self._here)
 
     @property
+    def workers_here(self) -> Iterator[Worker]:
+        """Yield the ready workers of the front's own host."""
+        return iter(self._here)
+
+    @property
     def idle(self) -> int:
         """Workers that are ready and have no task."""
         return len(self._idle)

@@ -182,10 +182,10 @@ class Placement:
         return seconds < _AHEAD_S
 
     def lets_pass(self, worker: Worker) -> bool:
-        """Whether the worker is to have a prompt task between the express ones that it has: not one of another host,
-        through whose agent all go in order.
+        """Whether the worker, of this host, is to have a prompt task between the express ones that it has. (Through the
+        agent of another host all go in order.)
         """
-        if not worker.ready or not worker.express or worker.link is not None:
+        if not worker.ready or not worker.express:
             return False
         if any(task.crashes for task in worker.tasks.values()):
             return False

@@ -497,7 +497,7 @@ class Scheduler:
 
     def _let_pass(self) -> None:
         """Send prompt tasks to workers that have express ones, between which they run."""
-        for worker in self.executor.workers():
+        for worker in self.fleet.workers_here:
             while self.queue.prompts and self.placement.lets_pass(worker):
                 if self._suspects and self._suspect_waits(worker):
                     break

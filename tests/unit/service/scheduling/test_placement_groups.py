@@ -513,15 +513,14 @@ async def test_what_is_urgent_or_no_single_product_is_not_passed_or_does_not_pas
 @pytest.mark.parametrize("why", ["not express", "joined", "nothing to pass", "prompt alone", "suspect"])
 async def test_a_prompt_task_goes_the_ordinary_way(make_scheduler, fake, submit, seconds, why):
     fake.ahead, fake.express = 2, why != "not express"
+    if why == "joined":
+        fake.fleet["cpu"].link = SimpleNamespace(bytes_s=1e9)
     scheduler = await make_scheduler(fake)
-    worker = fake.fleet["cpu"]
     if why == "suspect":
         await submit(scheduler, "suspect")
         fake.lose()
         fake.hello()
         assert fake.running() == ["suspect"]
-    if why == "joined":
-        worker.link = SimpleNamespace(bytes_s=1e9)
     durable = why != "prompt alone"
     for number in range(0 if why == "nothing to pass" else 20):
         await submit(scheduler, f"t{number}", durable=durable)
