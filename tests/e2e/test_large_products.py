@@ -194,7 +194,7 @@ device, held = {{"__name__": "device"}}, {{"__name__": "held"}}
 for name, names in (("device_on_host", device), ("held_work", held)):
     path = Path({support!r}) / name / "sitecustomize.py"
     exec(compile(path.read_text(), str(path), "exec"), names)
-gate, compute = held["_Gate"](held["_FILE"]), device["call"]
+gate, compute = held["HeldGate"](held["_FILE"]), device["call"]
 
 
 def call(*given, **fields):
@@ -217,7 +217,7 @@ def start_devices(tmp_path, gate):
     (tmp_path / "memory").mkdir()
     (both / "sitecustomize.py").write_text(HELD_DEVICE.format(support=str(SUPPORT)))
     settings = {
-        "PYTHONPATH": python_path(both, SUPPORT / "cupy_on_numpy"),
+        "PYTHONPATH": python_path(both, SUPPORT / "cupy_on_numpy", SUPPORT / "held_work"),
         "CUPY_ON_NUMPY_DEVICES": "2",
         "CUPY_ON_NUMPY_SHARED": str(tmp_path / "memory"),
         "GEMMSERVE_DEVICE": "cuda:0,cuda:1",

@@ -17,12 +17,14 @@ from cupy.cuda import memory
 from pydantic import TypeAdapter
 
 from gemmserve_kernels import Operand
+from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand, source_of
 from gemmserve_kernels.problem.errors import OutOfDeviceMemory
 from gemmserve_service import products
 from gemmserve_service.errors import JobCancelled
 from gemmserve_service.executor.worker.backend import HostArray, call
 from gemmserve_service.executor.worker.checks import verification
 from gemmserve_service.executor.worker.cuda import backend as cuda
+from gemmserve_service.executor.worker.cuda import copies
 from gemmserve_service.executor.worker.cuda import values as device_values
 from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.executor.worker.host.values import HostValues
@@ -62,7 +64,13 @@ def fetch(self, stream=None, order="C", out=None, blocking=True):
 cupy.ndarray.set, cupy.ndarray.get = put, fetch
 
 
+def prepare(array, side, compute="auto", *, trans="N", layout="interleaved"):
+    """What the kernels' `prepare` does where there is nothing to prepare."""
+    return PreparedOperand(array, side, trans, layout, compute, None)
+
+
 def kernel(params, operands, outs, given=None):
+    operands = {name: source_of(array) for name, array in operands.items()}
     LIVE.append(sorted(index for index, value in enumerate(MADE) if value() is not None))
     LAYOUTS.append(
         [
@@ -105,7 +113,7 @@ def noted_wait(self):
 
 device_values.DeviceValues.empty = watched_empty
 cupy.cuda.Event.record, cupy.cuda.Event.synchronize = noted_record, noted_wait
-cuda.call = kernel
+cuda.call, copies.prepare = kernel, prepare
 verification.find_on_device = lambda params, operands, results, seed: verification.find(
     params, *({name: array._n for name, array in side.items()} for side in (operands, results)), seed
 )
