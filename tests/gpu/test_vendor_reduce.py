@@ -76,7 +76,7 @@ def test_the_product_is_returned(dtype, axis):
 @pytest.mark.parametrize("axis", ["m", "n"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_what_is_reduced_are_the_products_elements(dtype, axis):
-    """Of numbers that are exact whatever the order of additions."""
+    """The numbers are exact whatever the order of additions."""
     a, b = exact(1, dtype, 600, 70), exact(2, dtype, 70, 520)
     product = gemm(on_device(a), on_device(b), config=VENDOR).get()
     found = check(a, b, reduce=["max", "min", "argmax", "argmin", "sum"], axis=axis)

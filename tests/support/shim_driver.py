@@ -807,7 +807,7 @@ def check_the_vendors_products_panel_by_panel():
 
 
 def check_the_vendors_products_of_copies():
-    """Of what its BLAS does not read as it lies."""
+    """Operands that the vendor's BLAS does not read as they lie are copied."""
     a, b = pair()
     product = a.conj().astype("c16") @ b
     options = {"reduce": ["sum", "absmax"], **VENDOR}

@@ -51,8 +51,8 @@ def reduction(dtype: str, n: int = 4096, k: int = 512, **options) -> GemmReduceP
 
 @pytest.mark.parametrize("spec", [H200, KNOWN["A100"], KNOWN["MI300X"]], ids=lambda spec: spec.arch)
 def test_products_of_the_vendor_are_reduced_from_a_panel(spec) -> None:
-    """Of the dtype in which they are summed, 1 GiB at most; none where the product is returned. And operands that its
-    BLAS does not read are copied.
+    """A panel has the dtype in which products are summed, and 1 GiB at most; there is none where the product is
+    returned. Operands that the BLAS does not read are copied.
     """
     without = workspace_bytes(reduction("complex64", config=GemmConfig(algorithm="simt")), spec)
     elements, operand = 4096 * 4096, 4096 * 512 * 8

@@ -140,7 +140,7 @@ def test_the_product_is_returned(dtype, axis):
 @AXES
 @pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
 def test_panels_change_no_bit(small_panels, batch, axis):
-    """Of products that are exact, whichever kernel the BLAS has for a panel."""
+    """The products are exact, whichever kernel the BLAS has for a panel."""
     a, b = exact(1, "float32", *batch, 300, 16), exact(2, "float32", *batch, 16, 290)
     names = ["sum", "sumsq", "max", "argmax", "argmin"]
     _, whole = run(machine(), a, b, reduce=names, axis=axis)
@@ -228,7 +228,7 @@ def test_a_program_has_the_bits_of_the_host_code(small_panels, axis):
 
 
 def test_panels_share_their_memory(small_panels):
-    """Of the workspace of a program, which is what a block is planned with."""
+    """The workspace of a program is what a block is planned with."""
     a, b = random(1, "float32", 3000, 8), random(2, "float32", 8, 500)
     small_panels(1 << 20)
     problem = build(a, b, reduce="max", axis="n")
