@@ -224,7 +224,7 @@ class FairQueue:
         """
         passed: list[_Flow] = []
         found: Task | None = None
-        limit = self._express_tag(beside)
+        limit = self._express_tag(beside) if beside else math.inf
         blocked = False
         alone = ServiceClass.BULK not in classes
         while self._heap and found is None and not blocked:
@@ -278,8 +278,6 @@ class FairQueue:
 
     def _express_tag(self, owners: Collection[str]) -> float:
         """Return the lowest tag of those owners that have express tasks here."""
-        if not owners:
-            return math.inf
         flows = (flow for owner in owners if (flow := self._flows.get(owner)) is not None)
         return min((flow.tag for flow in flows if flow.has_short), default=math.inf)
 
@@ -316,6 +314,8 @@ class FairQueue:
         best = (0, 0.0, 0)
         for each in ALL_CLASSES:
             heap = flow.lines[each].heap
+            if not heap:
+                continue
             while heap and heap[0][1] not in self._tasks:
                 heapq.heappop(heap)
             if heap and (every or each in classes):

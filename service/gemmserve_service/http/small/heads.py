@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -29,6 +29,7 @@ from gemmserve_service.http.headers.preferences import Preference, choose_media_
 from gemmserve_service.http.middleware.observe import exchange_of
 from gemmserve_service.http.requests.multipart_decoder import boundary_of
 from gemmserve_service.http.requests.strict_json import one_shot_params
+from gemmserve_service.http.small.form_memo import FormMemo
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
 if TYPE_CHECKING:
@@ -146,6 +147,8 @@ class Head:
     preference: Preference
     scope: dict[str, Any]
     """Part of the ASGI scope that the head alone decides."""
+    form: FormMemo = field(default_factory=FormMemo, init=False)
+    """The last form that came with it."""
 
 
 def read(scope: Mapping[str, Any]) -> Head | None:

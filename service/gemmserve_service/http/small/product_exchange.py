@@ -24,6 +24,7 @@ from gemmserve_service.jobs.small.bundles import BundleTask
 
 if TYPE_CHECKING:
     from gemmserve_service.http.protocol.connection import Body
+    from gemmserve_service.http.small.form_memo import Parts
     from gemmserve_service.scheduling.tasks import Task
 
 _ALGORITHM: Final = ALGORITHM_HEADER.lower()
@@ -43,15 +44,9 @@ class ProductExchange(Exchange):
     def take(self, body: bytes) -> None:
         """Queue the product."""
         arrived = time.monotonic()
-        path, head = self._path, self.head
-        route = head.route
-        assert isinstance(route, SmallRoute)
-        parts = split(body, head.boundary, self._start)
-        product = None
-        begin, end = (0, 0) if parts is None else parts.get("params", (0, 0))
-        if parts is not None and parts.keys() <= route.names and end - begin <= MAX_PARAMS:
-            product = path.products.get(route.kind, route.parse, body, parts)
-        if parts is None or product is None:
+        path = self._path
+        product, parts = self.head.form.find(body) or self._described(body)
+        if product is None or parts is None:
             self.hand_over(body)
             return
         self._product = product
@@ -63,13 +58,27 @@ class ProductExchange(Exchange):
                 parts,
                 self,
                 arrived=arrived,
-                timeout_s=head.timeout_s,
+                timeout_s=self.head.timeout_s,
                 owner=self._scope["state"]["caller"].owner,
                 trace=None if self._trace is None else self._trace.product(),
             )
         except Exception as error:
             self._outcome = error
             path.ended(self, now=False)
+
+    def _described(self, body: bytes) -> tuple[small_products.SmallProduct | None, Parts | None]:
+        """Return the product that the form asks for, and its parts; None, None where it is not plain, or wrong."""
+        head = self.head
+        route = head.route
+        assert isinstance(route, SmallRoute)
+        parts = split(body, head.boundary, self._start)
+        begin, end = (0, 0) if parts is None else parts.get("params", (0, 0))
+        if parts is None or not parts.keys() <= route.names or end - begin > MAX_PARAMS:
+            return None, None
+        product = self._path.products.get(route.kind, route.parse, body, parts)
+        if product is not None:
+            head.form.learn(body, self._start, product, parts)
+        return product, parts
 
     # -- the scheduler's listener -----------------------------------------------------------------------------------
 
