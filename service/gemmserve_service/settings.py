@@ -221,7 +221,9 @@ class Settings(BaseSettings):
 
     max_queued_jobs: int = Field(10_000, ge=1, description="jobs that may wait; one more is answered 429")
     max_queued_bytes: int = Field(
-        1 << 36, ge=1, description="bytes of operands and results of the jobs that wait; past them 429, for all but one"
+        1 << 36,
+        ge=1,
+        description="bytes of results of the jobs that wait, and of one-shots; past them 429, for all but one",
     )
     max_batch_items: int = Field(10_000, ge=1, description="products of one request to /v1/batch")
     max_batch_bytes: int = Field(

@@ -27,7 +27,7 @@ class QueuedTask:
         self.cost_s = cost
         self.order = (-priority, next(_NUMBERS))
         self.submitted = self.order[1] if submitted is None else submitted
-        self.size = (nbytes, 0)
+        self.queued_bytes = nbytes
         self.service_class = service_class
         self.name = name or owner
         self.blocks = None

@@ -24,7 +24,7 @@ from gemmserve_service.jobs.compile_program import (
     product_errors,
     step_errors,
 )
-from gemmserve_service.programs import outputs
+from gemmserve_service.programs import Program, outputs
 from gemmserve_service.runtime.ids import new_id
 from gemmserve_service.scheduling.tasks import Task
 from gemmserve_service.schemas import GemmJob, GemmParams, GemmReduceParams, JobState, ProgramJob
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from gemmserve_kernels import Plan
     from gemmserve_service.jobs.forms.form import Form, Ids
-    from gemmserve_service.programs import Problem, Program
+    from gemmserve_service.programs import Problem
     from gemmserve_service.scheduling.scheduler import Scheduler
     from gemmserve_service.scheduling.tasks import Listener
     from gemmserve_service.schemas import GemmReduceJob, ProgramParams
@@ -76,13 +76,13 @@ async def prepare(
     try:
         with product_errors(request):
             plans = {} if recovered else scheduler.check(problem)
+        described = outputs(problem)
+        nbytes = sum([math.prod(shape) * dtype.itemsize for shape, dtype, _ in described.values()])
         if claim is not None:
-            claim(problem.nbytes())
+            claim(problem.nbytes() if isinstance(problem, Program) else nbytes)
         ttl_s = store.settings.result_ttl_s if request.ttl_s is None else request.ttl_s
         life_s = math.inf if ttl_s is None else ttl_s
         # A recovered job's results take their places when it runs: were the disk full now, it would be lost.
-        described = outputs(problem)
-        nbytes = sum([math.prod(shape) * dtype.itemsize for shape, dtype, _ in described.values()])
         deferred = recovered or (not request.verify and scheduler.may_defer(params, nbytes))
         tags = Tags(request.name, request.labels) if request.name is not None or request.labels else NO_TAGS
         results = await reserve_results(
@@ -114,7 +114,7 @@ class _Checked:
     problem: Problem
     plans: dict[int, Plan | KernelError]
     nbytes: int
-    """Bytes of the problem."""
+    """Bytes of the results."""
     results: dict[str, Reservation]
     deferred: bool
 
@@ -234,7 +234,7 @@ def _check(form: Form, pins: Mapping[str, Pinned], scheduler: Scheduler) -> _Che
         )
     nbytes = sum([each.nbytes for each in results.values()])
     deferred = not form.request.verify and scheduler.may_defer(params, nbytes)
-    return _Checked(params, problem, scheduler.check(problem), problem.nbytes(), results, deferred)
+    return _Checked(params, problem, scheduler.check(problem), nbytes, results, deferred)
 
 
 async def understood(

@@ -105,7 +105,7 @@ class FairQueue:
     def __init__(self) -> None:
         self.weight_of: Callable[[str], float] = lambda _: 1.0
         self.nbytes = 0
-        """Bytes of operands and results of all that wait, but for those of large products that have begun."""
+        """`queued_bytes` of all that wait, but for those of large products that have begun."""
         self.prompts = 0
         """Prompt tasks that wait."""
         self._tasks: dict[Task, int] = {}
@@ -167,7 +167,7 @@ class FairQueue:
         line, tagged = flow.lines[task.service_class], flow.tagged(task.service_class)
         if not (flow.has_short if task.service_class in SHORT_CLASSES else line.waiting):
             tagged.tag = max(tagged.tag, flow.virtual)
-        nbytes = 0 if task.blocks is not None and task.blocks.begun else task.size[0]
+        nbytes = 0 if task.blocks is not None and task.blocks.begun else task.queued_bytes
         self._tasks[task] = nbytes
         flow.waiting += 1
         line.waiting += 1

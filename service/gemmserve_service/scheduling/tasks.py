@@ -202,6 +202,15 @@ class Task:
         """Bytes and operations of the problem."""
         return self.problem.nbytes(), self.problem.flops()
 
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that count while it waits: of a job the results', for its operands are arrays in the store, whose bytes
+        count there; of all else, operands and results.
+        """
+        if not self.durable or isinstance(self.problem, Program):
+            return self.size[0]
+        return sum([upload.spec.nbytes for upload in self.results.values()])
+
     @cached_property
     def form(self) -> str:
         """The product's `Form` as JSON."""

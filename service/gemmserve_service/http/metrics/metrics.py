@@ -166,7 +166,11 @@ class _Gauges(Collector):
         workers, devices, arena = core.executor.workers(), core.devices(), store.arena
         for name, text, value in (
             ("queue_depth", "Jobs that wait.", scheduler.queued),
-            ("queue_bytes", "Bytes of operands and results of the jobs that wait.", scheduler.queue.nbytes),
+            (
+                "queue_bytes",
+                "Bytes of results of the jobs that wait, and of operands and results of the one-shots.",
+                scheduler.queue.nbytes,
+            ),
             ("queue_owners", "Owners that have jobs waiting.", scheduler.queue.owners),
             (
                 "queue_drain_per_second",

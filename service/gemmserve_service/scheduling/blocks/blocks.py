@@ -129,6 +129,11 @@ class BlockTask(Task):
         return (self._blocks.partial_bytes, 0) if self.combines else super().size
 
     @property
+    def queued_bytes(self) -> int:
+        """See `Task`."""
+        return self.size[0] if self.combines else super().queued_bytes
+
+    @property
     def form(self) -> str:
         """See `Task`; partial results are among the results, once there are any."""
         return self.form_now()

@@ -141,8 +141,8 @@ async def test_a_quota_of_jobs_counts_them_all(core, gemm, put, monkeypatch):
     assert len((await core.jobs.submit_many([gemm(a, a)] * 3, owner="me"))[0]) == 3
 
 
-async def test_the_bytes_of_all_count(make_core, make_settings, fake, gemm, put):
-    core = await make_core(make_settings(max_queued_bytes=4 * 3 * A.nbytes), fake)
+async def test_the_bytes_of_all_results_count(make_core, make_settings, fake, gemm, put):
+    core = await make_core(make_settings(max_queued_bytes=4 * A.nbytes), fake)
     a = await put(core.store, A)
     with pytest.raises(ItemInvalid) as refused:
         await core.jobs.submit_many([gemm(a, a)] * 6)
@@ -334,7 +334,7 @@ async def test_the_disk_has_no_room_for_results_that_may_wait(
 
 async def test_an_owners_share_of_the_queue_is_asked_for_each(make_core, make_settings, fake, gemm, put):
     """One alone may have four fifths, and so much in one request."""
-    most = 100 * 3 * A.nbytes
+    most = 100 * A.nbytes
     core = await make_core(make_settings(max_queued_bytes=most), fake)
     a = await put(core.store, A, owner="me")
     problem = await refusal(core, [gemm(a, a)] * 99, owner="me")

@@ -689,13 +689,13 @@ async def test_a_tile_is_a_wavefront_of_its_own_where_its_panels_have_slots(make
 async def test_a_product_that_has_begun_does_not_keep_others_from_the_queue(blocky, fake, make_large):
     """However many bytes it has: they are no bytes of a job that waits."""
     first, second = [await make_large(name) for name in ("first", "second")]
-    scheduler = await blocky(fake, max_queued_bytes=first.problem.nbytes() + 1000)
+    scheduler = await blocky(fake, max_queued_bytes=first.queued_bytes + 1000)
     scheduler.submit(first)
     assert scheduler.queue.nbytes == 0
     with scheduler.admission("") as claim:
-        claim(second.problem.nbytes())
+        claim(second.queued_bytes)
     scheduler.submit(second)
-    assert scheduler.queue.nbytes == second.problem.nbytes()
+    assert scheduler.queue.nbytes == second.queued_bytes > 0
     with pytest.raises(QueueFull), scheduler.admission("") as claim:
         claim(2000)
     run(fake)
