@@ -21,6 +21,8 @@ BATCHED = (
     (2, 400_000), (3, 300_000), (4, 200_000), (8, 100_000), (16, 50_000), (32, 20_000),
     (33, 16_384), (48, 8192), (64, 4096), (96, 2048), (128, 1024), (192, 512), (256, 256), (512, 64), (1024, 16),
 )  # fmt: skip
+REAL_BATCHED = ((48, 16_384), (64, 8192), (96, 4096), (128, 2048), (256, 512))
+"""Batches of float32 as large as those of complex64."""
 THIN = (
     (16384, 256, 4096), (256, 16384, 4096), (8192, 8192, 64), (4096, 16, 4096), (16, 4096, 4096), (64, 64, 65536),
     (1024, 1024, 65536), (32768, 64, 512), (64, 8192, 8192), (8192, 64, 8192),
@@ -33,7 +35,11 @@ RESIDUES_ERROR = 2e-15
 """What is looked for among numbers of residues: errors from there down."""
 DOUBLE = (("complex128", "absmax"), ("float64", "max"))
 SECOND_THIN = ((64, 8192, 8192), (8192, 64, 8192), (64, 64, 65536), (300, 5000, 20000))
-SECOND_BATCHED = ((64, 8192, "float32"), (32, 16384, "float64"), (64, 2048, "complex128"))
+SECOND_BATCHED = (
+    *((n, batch, "float32") for n, batch in REAL_BATCHED),
+    (32, 16384, "float64"),
+    (64, 2048, "complex128"),
+)
 TALL = (("complex64", (4, 65536, 4096, 64)), ("float32", (4, 65536, 4096, 128)))
 """Products with many more rows and columns than steps of k, of which the rival's is 8.6 or 4.3 GB."""
 HALF = (
@@ -150,6 +156,7 @@ def other_batches():
     """Batches of other dtypes."""
     return (
         *(Case(m=n, n=n, k=n, batch=b, dtype="float32") for n, b in ((4, 200_000), (16, 50_000), (32, 20_000))),
+        *(Case(m=n, n=n, k=n, batch=b, dtype="float32") for n, b in REAL_BATCHED),
         *(Case(m=n, n=n, k=n, batch=b, dtype="complex128") for n, b in ((4, 200_000), (16, 50_000), (32, 10_000))),
         Case(m=512, n=512, k=512, batch=64, dtype="float32"),
         Case(m=512, n=512, k=512, batch=16, dtype="complex128"),

@@ -92,8 +92,8 @@ def cases() -> Iterator[Case]:
         yield Case(m=n, n=n, k=n, batch=batch, dtype=dtype, trans_a=trans_a, trans_b=trans_b)
     for (m, n, k), dtype, (trans_a, trans_b) in product(product(_EXTENTS, repeat=3), _DTYPES, _TRANS):
         yield Case(m=m, n=n, k=k, dtype=dtype, trans_a=trans_a, trans_b=trans_b)
-    for trans_a, trans_b in _TRANS:  # few tiles over a long k
-        yield Case(m=256, n=256, k=2048, dtype="complex64", trans_a=trans_a, trans_b=trans_b)
+    for dtype, (trans_a, trans_b) in product(_LIKELY, _TRANS):  # few tiles over a long k
+        yield Case(m=256, n=256, k=2048, dtype=dtype, trans_a=trans_a, trans_b=trans_b)
     named = [(dtype, mode) for dtype in _DTYPES for mode in compute_modes(np.dtype(dtype)) if mode != "auto"]
     for n, (dtype, mode), (trans_a, trans_b) in product(_CLASSES, named, _TRANS):
         yield Case(m=n, n=n, k=n, dtype=dtype, compute=mode, trans_a=trans_a, trans_b=trans_b)

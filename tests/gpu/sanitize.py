@@ -62,6 +62,10 @@ JOBS = {
     "fused, alpha, beta": forced("fused", m=65, n=67, k=129, batch=3, trans_a="C", trans_b="T", **BETA),
     "fused, parts of k": forced("fused", m=40, n=36, k=520, config={"split_k": 6}),
     "fused, not served": forced("fused", spoil="spike"),
+    "fused float32": forced("fused", **REAL),
+    "fused float32, beta, odd": forced("fused", m=65, n=67, k=129, batch=3, trans_a="T", alpha=2, beta=0.5, **REAL),
+    "fused float32, parts of k": forced("fused", m=40, n=36, k=520, config={"split_k": 6}, **REAL),
+    "fused float32, not served": forced("fused", spoil="spike", **REAL),
     # ---- TF32
     "mma 3xtf32": forced("mma", "3xtf32"),
     "mma 3xtf32, split": forced("mma", "3xtf32", k=1000, config={"split_k": 3}, trans_a="C", **BETA),

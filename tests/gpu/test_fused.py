@@ -9,6 +9,10 @@ import pytest
 from fused_cases import (
     CASES,
     HOSTILE,
+    REAL_CASES,
+    REAL_HOSTILE,
+    REAL_SERVED,
+    REAL_SPLITS,
     SERVED,
     SPLITS,
     TILES,
@@ -18,6 +22,7 @@ from fused_cases import (
     check_not_finite,
     check_same_bits,
     elementwise,
+    one_sign,
     run,
 )
 from simt_cases import CupyMachine, random
@@ -158,3 +163,72 @@ def test_a_large_batch_of_clusters_has_the_same_bits_every_time(machine):
         into = cupy.full_like(first, cupy.nan)
         fused.run_gemm(machine.launcher, problem, config, *on, None, into)
         assert bool((into.view("uint64") == first.view("uint64")).all())
+
+
+@pytest.mark.parametrize("promote", [None, 16, 64])
+@pytest.mark.parametrize("case", REAL_CASES.values(), ids=REAL_CASES)
+def test_every_case_of_float32(machine, case, promote):
+    check_case(machine, case, GemmConfig(promote=promote))
+
+
+@pytest.mark.parametrize(("case", "config"), REAL_SPLITS.values(), ids=REAL_SPLITS)
+def test_parts_of_k_of_several_blocks_of_float32(machine, case, config):
+    check_case(machine, case, config)
+
+
+@pytest.mark.parametrize("kind", REAL_HOSTILE)
+def test_every_element_of_float32_is_as_accurate_as_plain_float32s(machine, kind):
+    check_elements(machine, *REAL_HOSTILE[kind])
+
+
+def test_what_is_not_finite_is_what_plain_float32_makes_of_it_in_float32(machine):
+    check_not_finite(machine, dtype="float32")
+
+
+@pytest.mark.parametrize("kind", sorted(REAL_SERVED - {"nothing"}))
+@pytest.mark.parametrize("k", [64, 1000, 5000])
+def test_elements_of_float32_beside_the_vendors(machine, kind, k):
+    import cupy
+
+    a, b = (np.concatenate([x] * (-(-k // 96)), axis) for x, axis in zip(REAL_HOSTILE[kind], (1, 0), strict=True))
+    a, b = np.ascontiguousarray(a[:, :k]), b[:k]
+    _, result = run(machine, a, b)
+    vendor = cupy.matmul(cupy.asarray(a), cupy.asarray(b)).get()
+    assert elementwise(a, b, result) <= max(4, 2 * elementwise(a, b, vendor))
+
+
+@pytest.mark.parametrize("kind", ["normal", "positive"])
+@pytest.mark.parametrize("shape", [(16384, 48, 48), (8192, 64, 64), (512, 96, 96), (512, 128, 128), (64, 256, 256)])
+def test_elements_of_batches_of_float32_beside_the_vendors(machine, kind, shape):
+    """The longest sums, where the vendor's BLAS adds up all of k in a row."""
+    import cupy
+
+    batch, n, k = shape
+    if kind == "positive":
+        a, b = one_sign((batch, n, k), 1, "float32"), one_sign((batch, k, n), 2, "float32")
+    else:
+        a, b = random(1, "float32", batch, n, k), random(2, "float32", batch, k, n)
+    _, result = run(machine, a, b)
+    vendor = cupy.matmul(cupy.asarray(a), cupy.asarray(b)).get()
+    for i in (0, batch // 2, batch - 1):
+        assert elementwise(a[i], b[i], result[i]) <= max(4, 2 * elementwise(a[i], b[i], vendor[i]))
+
+
+@pytest.mark.parametrize(
+    "shape", [(8192, 64, 64, 64), (600, 128, 128, 128), (1, 512, 512, 512), (1, 64, 64, 65536), (900, 70, 100, 67)]
+)
+def test_results_of_float32_have_the_same_bits_on_every_run(machine, shape):
+    import cupy
+
+    batch, m, n, k = shape
+    on = [machine.put(random(seed, "float32", batch, *extents)) for seed, extents in ((1, (m, k)), (2, (k, n)))]
+    problem = GemmProblem.build(*(Operand.contiguous(x.shape, "float32") for x in on), config=ASKED)
+    results = []
+    for _ in range(20):
+        results.append(cupy.full((batch, m, n), cupy.nan, "float32"))
+        fused.run_gemm(machine.launcher, problem, ASKED, *on, None, results[-1])
+    for other in results[1:]:
+        assert bool((other.view("uint32") == results[0].view("uint32")).all())
+    a, b = (x.astype("float64") for x in on)
+    error = abs(results[0] - a @ b) / (abs(a) @ abs(b))
+    assert float(error.max()) <= 8 * 2.0**-24

@@ -49,14 +49,17 @@ def elementwise(a, b, result):
 
 
 def plain(a, b):
-    """a @ b in float32, one multiply-add after the other, as (re, im)."""
-    a, b = a.astype(np.complex64), b.astype(np.complex64)
+    """a @ b in float32, one multiply-add after the other, as (re, im), or real."""
+    dtype = np.result_type(a, b)
+    a, b = a.astype(dtype), b.astype(dtype)
     shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-    found = np.zeros(shape, np.complex64)
+    found = np.zeros(shape, dtype)
     with np.errstate(all="ignore"):
         for k in range(a.shape[-1]):
             x, y = a[..., :, k, None], b[..., None, k, :]
             found.real += x.real * y.real
+            if dtype.kind != "c":
+                continue
             found.real -= x.imag * y.imag
             found.imag += x.real * y.imag
             found.imag += x.imag * y.real
@@ -131,6 +134,23 @@ CASES = {
     "five batch axes": Gemm((2, 1, 2, 1, 2, 33, 34), (1, 2, 1, 2, 1, 34, 35), options={"trans_a": "R"}),
 }  # fmt: skip
 
+
+def real(case):
+    """The same of float32."""
+    options = {name: value.real if isinstance(value, complex) else value for name, value in case.options.items()}
+    return dataclasses.replace(case, dtypes=("float32",), options=options)
+
+
+REAL_CASES = {
+    **{name: real(case) for name, case in CASES.items()},
+    **{
+        f"{trans} {k}, {how}": real(product(68, 36, k, (2,), trans, strides=(how, how)))
+        for trans in ("NN", "TT")
+        for k in (62, 84)  # rows that begin at multiples of 8 bytes, chunks of 40 and 44 steps
+        for how in ("plain", "offset")
+    },
+}
+
 WHOLE = GemmConfig(block_m=128, promote=64)
 """Sums leave the tensor core once for each chunk: of tall tiles, on request."""
 
@@ -140,6 +160,7 @@ SPLITS = {
     "six, two levels": (product(40, 40, 520, (2,)), GemmConfig(split_k=6)),
     "as chosen": (product(33, 34, 1000), None),
 }
+REAL_SPLITS = {name: (real(case), config) for name, (case, config) in SPLITS.items()}
 
 
 def hostile(k=96):
@@ -189,22 +210,38 @@ SERVED = {
     "a faint imaginary part", "nothing", "small integers",
 }  # fmt: skip
 """Those that planes must serve."""
+REAL_HOSTILE = {
+    name: (np.ascontiguousarray(a.real), np.ascontiguousarray(b.real))
+    for name, (a, b) in HOSTILE.items()
+    if "imaginary" not in name and name != "real"
+}
+REAL_SERVED = {"normal", "rows and columns of any scale", "positive", "nothing"}
+"""Those that planes must serve: of small integers an eighth are zeros."""
 
 
-def check_long_promotion(machine, config, k):
-    """Sums of 32 steps of numbers of one sign are no worse than plain float32's, those of 16 are better."""
-    rng = np.random.default_rng(11)
-    a, b = (np.asarray(rng.random(shape) + 1j * rng.random(shape), np.complex64) for shape in ((70, k), (k, 66)))
+def one_sign(shape, seed, dtype="complex64"):
+    """Numbers of which all parts are positive."""
+    rng = np.random.default_rng(seed)
+    found = rng.random(shape)
+    return np.asarray(found + 1j * rng.random(shape) if dtype == "complex64" else found, dtype)
+
+
+def check_long_promotion(machine, config, k, dtype="complex64"):
+    """Sums of 32 steps of numbers of one sign (real ones: 64) are no worse than plain float32's, those of half as many
+    are better.
+    """
+    a, b = one_sign((70, k), 11, dtype), one_sign((k, 66), 12, dtype)
+    most = 32 if dtype == "complex64" else 64
     long, short = (
         elementwise(a, b, run(machine, a, b, config=dataclasses.replace(config, promote=promote))[1])
-        for promote in (32, 16)
+        for promote in (most, most // 2)
     )
     assert short < long <= elementwise(a, b, plain(a, b))
 
 
-def check_dominant_term(machine, config=None, shape=(64, 64, 64)):
+def check_dominant_term(machine, config=None, shape=(64, 64, 64), dtype="complex64"):
     """Sums that one term dominates are beyond the rule of all other data, and within the bound of their kind."""
-    pairs = [operands(np, "dominant-term", *shape, "complex64", seed) for seed in (1, 2, 3)]
+    pairs = [operands(np, "dominant-term", *shape, dtype, seed) for seed in (1, 2, 3)]
     a, b = (np.stack([pair[side] for pair in pairs]) for side in (0, 1))
     _, result = run(machine, a, b, config=config)
     assert machine.launcher.counts().plain == 0
@@ -212,10 +249,12 @@ def check_dominant_term(machine, config=None, shape=(64, 64, 64)):
     assert rule < elementwise(a, b, result) <= KINDS["dominant-term"].bound
 
 
-def check_not_finite(machine, config=None):
+def check_not_finite(machine, config=None, dtype="complex64"):
     """Infinities, NaN and what overflows are what plain float32 makes of them; all other elements are not disturbed."""
-    a, b = random(1, "complex64", 70, 100), random(2, "complex64", 100, 80)
-    a[5, 3], a[6, 9], b[50, 7] = np.inf, np.nan, complex(0, -np.inf)
+    a, b = random(1, dtype, 70, 100), random(2, dtype, 100, 80)
+    if dtype == "float32":
+        a = np.abs(a)  # sums that overflow do so in any order
+    a[5, 3], a[6, 9], b[50, 7] = np.inf, np.nan, complex(0, -np.inf) if dtype == "complex64" else -np.inf
     a[8], b[:, 9] = 0, 1e38
     a[9] = 1e38
     _, result = run(machine, a, b, config=config)

@@ -1,25 +1,28 @@
-"""Products of complex64 on Hopper's tensor cores, from operands as they lie.
+"""Products of complex64 and float32 on Hopper's tensor cores, from operands as they lie.
 
 The kernel (cuda/fused) reads operands of any strides, splits them into float16 planes on the way to shared memory and
 multiplies those: no pre-pass writes planes to memory and reads them again. That is what batches of 33 to two hundred
 rows, single products of some hundred, skinny products, and products of few rows and columns over a long k spend their
-time on. Of skinny products the matrix that is large lies along the rows of tall tiles (cuda/fused/fused_tall.cu): it is
-read once for every 64 columns and split in registers, from which it is multiplied. The other one, which all tiles
-share, has its planes made by a launch before (cuda/fused/fused_columns.cu). In large batches of 128 rows and more (and
-on request, `GemmConfig.cluster`) the blocks of a cluster make the planes of their rows together
-(cuda/fused/fused_cluster.cu), with the same bits. Parts of k that several blocks have are added up by the last of them
-to come, always in the same order, so that results have the same bits on every run.
+time on. float32 has half a block of the same source, of which a multiprocessor has two at a time. The rest of this
+paragraph is of complex64 alone. Of skinny products the matrix that is large lies along the rows of tall tiles
+(cuda/fused/fused_tall.cu): it is read once for every 64 columns and split in registers, from which it is multiplied.
+The other one, which all tiles share, has its planes made by a launch before (cuda/fused/fused_columns.cu). In large
+batches of 128 rows and more (and on request, `GemmConfig.cluster`) the blocks of a cluster make the planes of their
+rows together (cuda/fused/fused_cluster.cu), with the same bits.
 
-What keeps it as accurate as float32. k is cut into chunks of at most 64 steps, alike but for two. Each chunk of a
-vector (a row of op(A), a column of op(B)) has its own power of two, by which it is scaled to a largest part in
-[2**14, 2**15), and each chunk of a tile of 64 x 64 elements, of tall tiles of 16 rows of it, is judged by the theorem
-of `algorithms.common.verdict`, with the chunk's steps in the place of k. So what the losses of a chunk change in a part
-of an element of D is less than 2**-24 of the chunk's own share of sum_k |x_k y_k|, and together less than 2**-24 of the
-whole sum. What counts as lost is more than there: every part that is not large, unless that part is zero all through
-the vector's chunk. Vectors that are all zero in a chunk add nothing to any sum and lose nothing, so they do not count.
-A chunk that is not served, or whose numbers are not finite or so large or small that products of scales leave float32's
-range, is computed by multiply-adds in float32, for those elements: its sum of at most 64 terms is then added to the
-others. Elements of such tiles (or rows) are counted (`device.element_counts`).
+Parts of k that several blocks have are added up by the last of them to come, always in the same order, so that results
+have the same bits on every run.
+
+What keeps it as accurate as float32. k is cut into chunks of at most 64 steps, alike but for two (float32: four). Each
+chunk of a vector (a row of op(A), a column of op(B)) has its own power of two, by which it is scaled to a largest part
+in [2**14, 2**15), and each chunk of a tile of 64 x 64 elements, of tall tiles of 16 rows of it, is judged by the
+theorem of `algorithms.common.verdict`, with the chunk's steps in the place of k. So what the losses of a chunk change
+in a part of an element of D is less than 2**-24 of the chunk's own share of sum_k |x_k y_k|, and together less than
+2**-24 of the whole sum. What counts as lost is more than there: every part that is not large, unless that part is zero
+all through the vector's chunk. Vectors that are all zero in a chunk add nothing to any sum and lose nothing, so they do
+not count. A chunk that is not served, or whose numbers are not finite or so large or small that products of scales
+leave float32's range, is computed by multiply-adds in float32, for those elements: its sum of at most 64 terms is then
+added to the others. Elements of such tiles (or rows) are counted (`device.element_counts`).
 """
 
 from __future__ import annotations
@@ -54,6 +57,8 @@ __all__ = ["FusedTile", "resolve", "run_gemm", "supports"]
 
 _LEAST_K: Final = 32
 """Steps of k at least: of fewer, too few would be left that are large beside those that the theorem spares."""
+_PARTS: Final = {"complex64": 2, "float32": 1}
+"""Parts of a number, by dtype."""
 _COMPUTE: Final = ("auto", "3xfp16")
 _MOST_NUMBERS: Final = 1 << 23
 """Numbers of a matrix at most, unless the tile is tall or the algorithm is asked for by name: larger ones are split
@@ -74,8 +79,9 @@ def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
         return "fused: needs an NVIDIA device of compute capability 9.0"
     if problem.compute not in _COMPUTE:
         return f"fused: the arithmetic is one of {', '.join(_COMPUTE)}, not {problem.compute}"
-    if problem.planar or {x.dtype.name for x in (problem.a, problem.b)} | {problem.dtype.name} != {"complex64"}:
-        return "fused: multiplies interleaved complex64"
+    dtypes = {x.dtype.name for x in (problem.a, problem.b)} | {problem.dtype.name}
+    if problem.planar or len(dtypes) > 1 or not dtypes <= _PARTS.keys():
+        return "fused: multiplies interleaved complex64, and float32"
     if problem.k < _LEAST_K:
         return f"fused: k must be at least {_LEAST_K}, not {problem.k}"
     asked = problem.config is not None and problem.config.algorithm == "fused"
@@ -84,7 +90,7 @@ def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
 
 def _left_to_others(problem: GemmProblem, spec: DeviceSpec) -> str | None:
     """Return why a product that nobody asked this algorithm for goes another way; None where it does not."""
-    tile = choose_tile(None, (problem.batch, problem.m, problem.n, problem.k), spec)
+    tile = resolve(None, problem, spec)
     if not tile.tall and max(problem.m, problem.n) * problem.k > _MOST_NUMBERS:
         return "fused: matrices as large as that are worth preparing, which this algorithm has no use for"
     return None
@@ -92,7 +98,8 @@ def _left_to_others(problem: GemmProblem, spec: DeviceSpec) -> str | None:
 
 def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -> FusedTile:
     """The tile: what `config` asks for, the rest chosen. Raises ConfigInfeasible naming the limit."""
-    return choose_tile(config, (problem.batch, problem.m, problem.n, problem.k), spec)
+    shape = (problem.batch, problem.m, problem.n, problem.k)
+    return choose_tile(config, shape, spec, parts=_PARTS[problem.dtype.name])
 
 
 def run_gemm(
@@ -239,7 +246,7 @@ def _plan(
 ) -> _FusedPlan:
     operands = Operands.of(problem, a, b)
     c_view, d_view = written(problem, c, d)
-    tile = choose_tile(config, (problem.batch, operands.m, operands.n, operands.k), spec)
+    tile = resolve(config, problem, spec)
     swapped = runs_along_rows(d_view)
     if tile.tall and operands.m != operands.n:
         swapped = operands.m < operands.n
@@ -250,6 +257,7 @@ def _plan(
     access_b = choose_access(operands.b, k_is_row=True, block=BLOCK, block_k=CHUNK)
     vector_d = d_view.column_stride == 1 and d_view.aligned(2, d_view.row_stride)
     shape = {
+        "PARTS": str(tile.parts),
         "BLOCK_M": str(tile.block_m),
         "RASTER": str(tile.raster),
         "PROMOTE": str(tile.promote),
@@ -258,8 +266,8 @@ def _plan(
     if tile.cluster:
         shape["CLUSTER"] = str(tile.cluster)
     access = {
-        "CONJUGATE_A": flag(operands.conjugate_a),
-        "CONJUGATE_B": flag(operands.conjugate_b),
+        "CONJUGATE_A": flag(operands.conjugate_a and tile.parts == 2),
+        "CONJUGATE_B": flag(operands.conjugate_b and tile.parts == 2),
         **access_defines(access_a, access_b),
     }
     columns = None
@@ -281,6 +289,7 @@ def _plan(
             }.items()
         ),
     )
+    steps = -(-k // tile.piece)
     conjugates = (operands.conjugate_a, operands.conjugate_b)
     pieces = []
     for _, inner, views in launches(problem.batch_shape, [operands.a, operands.b, c_view, d_view]):
@@ -289,8 +298,8 @@ def _plan(
             gemm=gemm,
             own_columns=any(gemm.b.batch_stride),
             chunks=chunks(k),
-            pairs=-(-k // 2) // chunks(k),
-            longer=-(-k // 2) % chunks(k),
+            pieces=steps // chunks(k),
+            longer=steps % chunks(k),
             chunks_part=tile.chunks_part(k),
             splits=tile.split_k,
             together=tile.together,

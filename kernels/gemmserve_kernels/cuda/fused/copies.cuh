@@ -5,11 +5,12 @@
 #include "../common/ptx/cp_async.cuh"
 #include "operand.cuh"
 
-// What one warp copies: Places::VECTORS vectors, number k of vector v to Places::at(v, k). Lanes read neighbours in memory, so
+// What one warp copies: Places::VECTORS vectors, number k of vector v to places.at(v, k). Lanes read neighbours in memory, so
 // that lines are read whole.
 template <bool ALONG_K, int VECTOR, class Places>
 struct VectorCopies {
     int lane;
+    Places places = {};
 
     // Asks for a chunk; what lies outside is zero.
     GEMM_DEVICE void request(
@@ -25,6 +26,7 @@ struct VectorCopies {
     template <bool WHOLE>
     GEMM_DEVICE void copy(
         unsigned char* numbers, const ChunkPlace& place, const Long& vector_stride, const Long& k_stride) const {
+        constexpr int BYTES = VECTOR * static_cast<int>(sizeof(Value));
         constexpr int FAST = (ALONG_K ? Config::CHUNK : Places::VECTORS) / VECTOR;  // copies of one vector, or step
         constexpr int LANES = FAST < 32 ? FAST : 32, ROUNDS = FAST / LANES;
         constexpr int SLOW = 32 / LANES, COUNT = (ALONG_K ? Places::VECTORS : Config::CHUNK) / SLOW;
@@ -39,12 +41,12 @@ struct VectorCopies {
                 const int on = fast + round * LANES * VECTOR, down = slow + i * SLOW;
                 const int vector = ALONG_K ? down : on, k = ALONG_K ? on : down;
                 const Value* const here = from + round * LANES * VECTOR * fast_stride;
-                unsigned char* const to = numbers + Places::at(vector, k);
+                unsigned char* const to = numbers + places.at(vector, k);
                 if constexpr (WHOLE) {
-                    copy_async<8 * VECTOR>(to, here);
+                    copy_async<BYTES>(to, here);
                 } else {
                     const bool inside = vector < place.vectors && k < place.steps;
-                    copy_async<8 * VECTOR>(to, here, inside ? 8 * VECTOR : 0);
+                    copy_async<BYTES>(to, here, inside ? BYTES : 0);
                 }
             }
             from = once_more(from + SLOW * slow_stride);  // registers would not hold all of them at once

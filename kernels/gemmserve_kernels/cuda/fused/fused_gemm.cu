@@ -1,9 +1,10 @@
-// D = alpha op(A) op(B) + beta C of complex64 on Hopper's tensor cores, from operands as they lie.
+// D = alpha op(A) op(B) + beta C of complex64 or float32 on Hopper's tensor cores, from operands as they lie.
 //
 // A few of a block's warps copy chunk after chunk of k of both operands to shared memory as they are, whole lines at a time.
 // Most are producers, half of them of either operand at a time: they take such a chunk into registers, so that the next one
 // may be on its way, and split it into float16 planes in a stage of shared memory. Two warpgroups of consumers multiply the
 // planes, for half of a tile's columns each: splitting takes more instructions than that.
+// Of real numbers one warpgroup multiplies all columns, and half as many warps split: a multiprocessor has two such blocks.
 // Every chunk of a vector has its own scale, and every chunk of a tile is judged: what planes do not serve is computed by
 // multiply-adds, in its turn (gemmserve_kernels.algorithms.fused.gemm has the proof).
 #include "../common/memory/lanes.cuh"
@@ -13,18 +14,26 @@
 #include "multiply.cuh"
 
 using OperandA = ChunkOperand<GEMM_A_ALONG_K, GEMM_VECTOR_A, GEMM_CONJUGATE_A>;
-using OperandB = ChunkOperand<GEMM_B_ALONG_K, GEMM_VECTOR_B, GEMM_CONJUGATE_B, true>;
+using OperandB = ChunkOperand<GEMM_B_ALONG_K, GEMM_VECTOR_B, GEMM_CONJUGATE_B, Config::PARTS == 2>;
 
 // Both operands as they are: those of A lie first.
 template <bool OF_A>
 constexpr int NUMBERS_AT = Config::SLOTS_AT + (OF_A ? 0 : Config::NUMBERS_BYTES);
 
-// Where a warp of copiers leaves the numbers of its vectors.
-template <bool ALONG_K>
+// Where a warp of copiers leaves the numbers of its vectors, from the place of its first one on.
+template <bool ALONG_K, bool SHARED = Config::PARTS == 1 && !ALONG_K>
 struct CopiedPlaces {
-    static constexpr int VECTORS = Config::COPIED, AT_ONCE = 64;
+    static constexpr int VECTORS = Config::COPIED, AT_ONCE = Config::PARTS == 2 ? 64 : 8;
     static_assert(VECTORS % 16 == 0, "whole lines, as number_at has them");
     static GEMM_DEVICE int at(int vector, int k) { return number_at<ALONG_K>(vector, k); }
+};
+// Two warps have the two halves of 128 bytes among which number_at changes places of real numbers.
+template <bool ALONG_K>
+struct CopiedPlaces<ALONG_K, true> {
+    static constexpr int VECTORS = Config::COPIED, AT_ONCE = 8, HALF = 64;
+    static_assert(Config::PARTS == 2 || VECTORS * sizeof(Value) == HALF, "one of the halves each");
+    int half;  // 0 or HALF
+    GEMM_DEVICE int at(int vector, int k) const { return number_at<ALONG_K>(vector, k) ^ half; }
 };
 
 // Barriers of what each warp of copiers copies: vectors of both operands.
@@ -44,9 +53,15 @@ GEMM_DEVICE void copy(
     const int first = copier * Places::VECTORS;
     place.first += first * vector_stride;
     place.vectors -= first;
-    const VectorCopies<ALONG_K, VECTOR, Places> copies{thread_again() & 31};
-    copies.request(
-        pipeline.stages + NUMBERS_AT<OF_A> + number_at<ALONG_K>(first, 0), place, vector_stride, k_stride);
+    const int from = number_at<ALONG_K>(first, 0);
+    if constexpr (Config::PARTS == 1 && !ALONG_K) {
+        const VectorCopies<ALONG_K, VECTOR, Places> copies{thread_again() & 31, {from & Places::HALF}};
+        copies.request(
+            pipeline.stages + NUMBERS_AT<OF_A> + (from & ~Places::HALF), place, vector_stride, k_stride);
+    } else {
+        const VectorCopies<ALONG_K, VECTOR, Places> copies{thread_again() & 31};
+        copies.request(pipeline.stages + NUMBERS_AT<OF_A> + from, place, vector_stride, k_stride);
+    }
 }
 
 // Copies chunk after chunk, each once producers have taken the one before.
@@ -131,8 +146,10 @@ GEMM_DEVICE void consume(const FusedParams& params, const Pipeline& pipeline, in
             const unsigned char* const known = pipeline.known(turn);
             const auto* const counts = reinterpret_cast<const VectorWord*>(known + Config::COUNTS_AT);
             const auto doubts = *reinterpret_cast<const Vector<int, 4>*>(known + Config::DOUBTS_AT);
+            constexpr bool ALL = Config::PRODUCER_WARPS == 16;  // else nobody writes the last ones
             // The same in all lanes, and by votes, so that the compiler can see it.
-            bool planes = __all_sync(0xffffffffu, (doubts.at[0] | doubts.at[1] | doubts.at[2] | doubts.at[3]) == 0);
+            bool planes = __all_sync(
+                0xffffffffu, (doubts.at[0] | doubts.at[1] | (ALL ? doubts.at[2] : 0) | (ALL ? doubts.at[3] : 0)) == 0);
             if (!planes) {
                 const bool serves = is_served(
                     deficits_of_chunk(counts), deficits_of_chunk(counts + Config::VECTORS), steps - SPARE);
@@ -163,7 +180,7 @@ GEMM_DEVICE void consume(const FusedParams& params, const Pipeline& pipeline, in
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     sums.re[j][e] = restored<Config::PROMOTE / 16>(sums.re[j][e]);
-                    sums.im[j][e] = restored<Config::PROMOTE / 16>(sums.im[j][e]);
+                    if constexpr (Config::PARTS == 2) sums.im[j][e] = restored<Config::PROMOTE / 16>(sums.im[j][e]);
                 }
         }
         if (params.splits == 1 || gather_splits(params, item, number, sums, served, last, meeting, thread)) {
@@ -177,7 +194,7 @@ GEMM_DEVICE void consume(const FusedParams& params, const Pipeline& pipeline, in
     }
 }
 
-extern "C" __global__ void __launch_bounds__(GEMM_THREADS, 1) fused_gemm(FusedParams params) {
+extern "C" __global__ void __launch_bounds__(GEMM_THREADS, Config::BLOCKS) fused_gemm(FusedParams params) {
     GEMM_DYNAMIC_SHARED(dynamic);
     __shared__ __align__(8) Barrier full[Config::STAGES], empty[Config::STAGES], together;
     __shared__ __align__(8) Barrier copied_full[Config::COPIER_WARPS], copied_empty[Config::COPIER_WARPS];

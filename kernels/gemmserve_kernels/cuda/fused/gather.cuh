@@ -8,7 +8,7 @@
 // row or in the second one (e / 2).
 struct Sums {
     static constexpr int COLUMNS = Config::BLOCK_M * Config::BLOCK_N / (4 * Config::CONSUMERS);
-    float re[COLUMNS][4], im[COLUMNS][4];
+    float re[COLUMNS][4], im[COLUMNS][4];  // of real numbers the former alone
 };
 
 // The larger of two of every lane's numbers.
@@ -63,11 +63,11 @@ GEMM_DEVICE bool gather(
     Sums& sums, bool& served, float* place, int part, int count, unsigned* arrivals, int* last, Meeting& meeting,
     int thread) {
     constexpr unsigned UNSERVED_PART = 1u << 16;
-    constexpr int PIECES = 2 * Sums::COLUMNS, TILE = PIECES * Config::CONSUMERS;
+    constexpr int PIECES = Config::PARTS * Sums::COLUMNS, TILE = PIECES * Config::CONSUMERS;
     using Piece = Vector<float, 4>;
     Piece* const pieces = reinterpret_cast<Piece*>(place) + thread;
     const auto part_of = [&](int p) -> float(&)[4] {
-        return p % 2 == 0 ? sums.re[p / 2] : sums.im[p / 2];
+        return p % Config::PARTS == 0 ? sums.re[p / Config::PARTS] : sums.im[p / Config::PARTS];
     };
 #pragma unroll
     for (int p = 0; p < PIECES; ++p) {
@@ -105,7 +105,7 @@ GEMM_DEVICE bool gather_splits(
     const FusedParams& params, const Item& item, unsigned number, Sums& sums, bool& served, int* last, Meeting& meeting,
     int thread) {
     const Long tile = number / params.splits;
-    constexpr Long TILE = 8 * Sums::COLUMNS * Config::CONSUMERS;
+    constexpr Long TILE = 4 * Config::PARTS * Sums::COLUMNS * Config::CONSUMERS;
     const int groups = (params.splits + params.together - 1) / params.together, group = item.split / params.together;
     const int first = group * params.together, left = params.splits - first;
     unsigned* const arrivals = params.arrivals + tile * (groups + 1);
@@ -141,7 +141,7 @@ GEMM_DEVICE void store_rows(
             Value values[2];
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-                values[e] = scale(Value{sums.re[j][2 * h + e], sums.im[j][2 * h + e]}, alpha[0], alpha[1]);
+                values[e] = scale(make<Value>(sums.re[j][2 * h + e], sums.im[j][2 * h + e]), alpha[0], alpha[1]);
                 if (READS_C && e < inside) {
                     const Value c = read_element<GEMM_TYPE_C, Value, false>(
                         gemm.c, c_at + (8 * j + e) * gemm.c.column_stride);

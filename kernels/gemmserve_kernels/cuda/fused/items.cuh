@@ -160,24 +160,26 @@ struct Chunks {
     }
 };
 
-// Where a chunk lies in k: the first chunks have one pair of steps more.
+// Where a chunk lies in k: the first chunks have one piece of steps more.
 struct Steps {
+    static constexpr int PIECE = Config::PARTS == 2 ? 2 : 4;  // 16 bytes of numbers, which are copied at once
     Long first;
     int count;
 
     GEMM_DEVICE Steps(const FusedParams& params, int chunk) : count(count_of(params, chunk)) {
         const bool longer = chunk < params.longer;
-        first = 2 * (static_cast<Long>(chunk) * params.pairs + (longer ? chunk : params.longer));
+        first = PIECE * (static_cast<Long>(chunk) * params.pieces + (longer ? chunk : params.longer));
     }
     // Goes on to `chunk`, the next one.
     GEMM_DEVICE void next(const FusedParams& params, int chunk) {
         first += count;
         count = count_of(params, chunk);
     }
-    // The number of steps of a chunk; the last pair of the last chunk may lie half outside.
+    // The number of steps of a chunk; the last piece of the last chunk may lie half outside.
     static GEMM_DEVICE int count_of(const FusedParams& params, int chunk) {
-        const bool odd = chunk + 1 == params.chunks && params.gemm.k % 2 != 0;
-        return 2 * (static_cast<int>(params.pairs) + (chunk < params.longer)) - odd;
+        const bool cut = chunk + 1 == params.chunks && params.gemm.k % PIECE != 0;
+        const int outside = PIECE == 2 ? cut : cut ? PIECE - static_cast<int>(params.gemm.k % PIECE) : 0;
+        return PIECE * (static_cast<int>(params.pieces) + (chunk < params.longer)) - outside;
     }
 };
 

@@ -1,4 +1,4 @@
-// A warpgroup's half of a tile, 64 x 32: its sums, from planes or from numbers as they are.
+// A warpgroup's half of a tile, 64 x 32 (of real numbers the whole one): its sums, from planes or from numbers as they are.
 //
 // Planes of B's -im, re and im lie one behind the other, so that one instruction multiplies a plane of A with two of them: re(A) with
 // re and im, im(A) with -im and re. The first 32 columns of what comes out are real parts, the others imaginary ones.
@@ -31,7 +31,7 @@ class HalfMultiply {
             Partial partial;
             products<false>(partial, a, b, step);
             promote(sums, partial, left, right);
-            if (step + Config::PROMOTE >= steps) break;
+            if (Config::PROMOTE == Config::CHUNK || step + Config::PROMOTE >= steps) break;
             products<true>(partial, a, b, step + Config::PROMOTE);
             promote(sums, partial, left, right);
         }
@@ -51,8 +51,12 @@ class HalfMultiply {
                 for (int e = 0; e < 4; ++e) {
                     const Value &left = x[e / 2], right = b[plain_at(column + 8 * j + e % 2, k)];
                     float &re = of_chunk.re[j][e], &im = of_chunk.im[j][e];
-                    re = multiply_add(left.im, -right.im, multiply_add(left.re, right.re, re));
-                    im = multiply_add(left.im, right.re, multiply_add(left.re, right.im, im));
+                    re = multiply_add(re_of(left), re_of(right), re);
+                    if constexpr (Config::PARTS == 2) {
+                        re = multiply_add(im_of(left), -im_of(right), re);
+                        im = multiply_add(re_of(left), im_of(right), im);
+                        im = multiply_add(im_of(left), re_of(right), im);
+                    }
                 }
             }
         }
@@ -61,7 +65,7 @@ class HalfMultiply {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 sums.re[j][e] += of_chunk.re[j][e];
-                sums.im[j][e] += of_chunk.im[j][e];
+                if constexpr (Config::PARTS == 2) sums.im[j][e] += of_chunk.im[j][e];
             }
     }
 
@@ -70,8 +74,9 @@ class HalfMultiply {
 
     static constexpr int REAL = 4 * Sums::COLUMNS;  // parts of what an instruction leaves to a lane
     static_assert(REAL == Config::TURNED / 2, "64 rows of a warpgroup");
-    using Partial = float[2 * REAL];
-    enum Turned { BY_RE = 1, BY_IM = 0, LOW = 3 };  // first planes of B that re(A) and im(A) are multiplied with
+    using Partial = float[Config::PARTS * REAL];
+    // First planes of B that re(A) and im(A) are multiplied with; real numbers have no others than those of re.
+    enum Turned { BY_RE = Config::PARTS - 1, BY_IM = 0, LOW = Config::TURNED_PLANES / 2 };
 
     template <bool ODD>
     static GEMM_DEVICE void products(Partial& partial, Descriptor a, Descriptor b, int step) {
@@ -79,10 +84,12 @@ class HalfMultiply {
         pin(partial);
         wgmma_fence();
         add<RE_LOW, BY_RE>(partial, from_a, from_b, true);
-        add<IM_LOW, BY_IM>(partial, from_a, from_b);
+        if constexpr (Config::PARTS == 2) add<IM_LOW, BY_IM>(partial, from_a, from_b);
         add<RE_HIGH, BY_RE + LOW>(partial, from_a, from_b);
-        add<IM_HIGH, BY_IM + LOW>(partial, from_a, from_b);
-        if constexpr (ODD) {
+        if constexpr (Config::PARTS == 2) add<IM_HIGH, BY_IM + LOW>(partial, from_a, from_b);
+        if constexpr (Config::PARTS == 1) {
+            add<RE_HIGH, BY_RE>(partial, from_a, from_b);
+        } else if constexpr (ODD) {
             add<IM_HIGH, BY_IM>(partial, from_a, from_b);
             add<RE_HIGH, BY_RE>(partial, from_a, from_b);
         } else {
@@ -99,7 +106,7 @@ class HalfMultiply {
     static GEMM_DEVICE void add(Partial& partial, Descriptor a, Descriptor b, bool fresh = false) {
 #pragma unroll
         for (int step = 0; step < Config::PROMOTE; step += 16) {
-            Instruction<2 * Config::TURNED>::template multiply<1, 0, 0, false>(
+            Instruction<Config::PARTS * Config::TURNED>::template multiply<1, 0, 0, false>(
                 partial, a + (OF_A * Config::PLANE + step * 2) / 16, b + (OF_B * Config::TURNED_PLANE + step * 2) / 16,
                 fresh && step == 0 ? 0 : 1);
         }
@@ -113,7 +120,9 @@ class HalfMultiply {
             for (int e = 0; e < 4; ++e) {
                 const float scale = left[e / 2] * of_b.at[e % 2];
                 sums.re[j][e] = multiply_add(partial[4 * j + e], scale, sums.re[j][e]);
-                sums.im[j][e] = multiply_add(partial[REAL + 4 * j + e], scale, sums.im[j][e]);
+                if constexpr (Config::PARTS == 2) {
+                    sums.im[j][e] = multiply_add(partial[REAL + 4 * j + e], scale, sums.im[j][e]);
+                }
             }
         }
     }

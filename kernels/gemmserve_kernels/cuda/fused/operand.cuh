@@ -2,7 +2,8 @@
 //
 // A vector is a row of op(A) or a column of op(B). Its CHUNK steps of k take 128 bytes of a plane, swizzled as wgmma
 // wants them; steps 16 s to 16 s + 15 are those of instruction s, in an order of their own, alike for both operands: unit
-// t of the four of 8 bytes has steps 2t, 2t + 1, 2t + 8, 2t + 9. Lanes that write one plane together meet in no bank.
+// t of the four of 8 bytes has steps 2t, 2t + 1, 2t + 8, 2t + 9, of real numbers 4t to 4t + 3: so 16 bytes of numbers are
+// a lane's. Lanes that write one plane together meet in no bank.
 #pragma once
 
 #include "../common/judging/verdict.cuh"
@@ -11,9 +12,16 @@
 #include "config.cuh"
 #include "params.cuh"
 
-typedef Complex<float> Value;
+typedef Select<Config::PARTS == 2, Complex<float>, float> Value;
 
-enum Plane { RE_HIGH, IM_HIGH, RE_LOW, IM_LOW };
+GEMM_DEVICE float re_of(const Complex<float>& x) { return x.re; }
+GEMM_DEVICE float im_of(const Complex<float>& x) { return x.im; }
+GEMM_DEVICE void conjugate(Complex<float>& x) { x.im = -x.im; }
+GEMM_DEVICE float re_of(float x) { return x; }
+GEMM_DEVICE float im_of(float) { return 0.0f; }
+GEMM_DEVICE void conjugate(float&) {}
+
+enum Plane { RE_HIGH, IM_HIGH, RE_LOW = Config::PARTS, IM_LOW };
 
 // Where unit `unit` of the 16 of a vector lies in a plane.
 GEMM_DEVICE int unit_at(int vector, int unit) {
@@ -23,8 +31,11 @@ GEMM_DEVICE int unit_at(int vector, int unit) {
 // together meet in no bank.
 template <bool ALONG_K>
 GEMM_DEVICE int number_at(int vector, int k) {
+    constexpr int SIZE = static_cast<int>(sizeof(Value)), PIECE = 16 / SIZE;
     const int line = ALONG_K ? vector : k, on = ALONG_K ? k : vector;
-    return line * Config::NUMBERS_ROW + ((on / 2) ^ (line << 1 & 4)) * 16 + on % 2 * 8;
+    int change = line << 1 & 4;
+    if constexpr (Config::PARTS == 1 && !ALONG_K) change = (line >> 1 & 2) | ((line << 2 ^ line >> 1) & 4);
+    return line * Config::NUMBERS_ROW + ((on / PIECE) ^ change) * 16 + on % PIECE * SIZE;
 }
 // Where number `vector` of step `k` lies in a stage that has numbers as they are.
 GEMM_DEVICE int plain_at(int vector, int k) { return k * Config::VECTORS + (vector ^ (k & 15)); }
@@ -128,8 +139,8 @@ struct VectorCounts {
     }
     // Whether the vector alone promises that planes serve.
     GEMM_DEVICE bool promise(const VectorScale& scale, int steps) const {
-        const int worse = re > im ? re : im;
-        return scale.nothing() || (scale.fits && 2 * worse + (re + im + 1) / 2 + 2 <= steps - SPARE);
+        const int worse = re > im ? re : im, lossy = Config::PARTS == 2 ? re + im : re;
+        return scale.nothing() || (scale.fits && 2 * worse + (lossy + 1) / 2 + 2 <= steps - SPARE);
     }
 };
 
@@ -148,6 +159,8 @@ struct ChunkOperand {
     static constexpr int OF_WARP = 8 * Config::SIDE_WARPS;  // vectors that all warps bring at once
     static constexpr int ROUNDS = (EXTENT + OF_WARP - 1) / OF_WARP;
     static constexpr bool EVEN = EXTENT % OF_WARP == 0;
+    // From one round's vectors of a warp to the next ones: of real numbers it has neighbours, which one warp has copied.
+    static constexpr int NEXT = Config::PARTS == 2 ? OF_WARP : 8;
     // A lane has all k of a quarter of one vector, or an eighth of two that are neighbours.
     static constexpr int VECTORS = ALONG_K ? 1 : 2, UNITS = ALONG_K ? 4 : 2;
     using Share = Value[VECTORS][UNITS][4];
@@ -159,7 +172,7 @@ struct ChunkOperand {
 
     GEMM_DEVICE explicit ChunkOperand(int thread) {
         const int lane = thread & 31, warp = thread >> 5 & (Config::SIDE_WARPS - 1);
-        first_vector = warp * 8 + (ALONG_K ? lane / 4 % 4 * 2 + lane / 16 : 2 * (lane % 4));
+        first_vector = warp * (Config::PARTS == 2 ? 8 : 8 * ROUNDS) + (ALONG_K ? lane / 4 % 4 * 2 + lane / 16 : 2 * (lane % 4));
         t = ALONG_K ? lane % 4 : lane / 4 % 4;
         half = ALONG_K ? 0 : lane / 16;
     }
@@ -186,28 +199,18 @@ struct ChunkOperand {
         }
     }
 
+    // The first of a lane's neighbouring steps of k is this times t.
+    static constexpr int STEPS_OF_LANE = Config::PARTS == 2 ? 2 : 4;
+
     // The same from where copies.cuh's warps have left the numbers.
     GEMM_DEVICE void take(Held& held, const unsigned char* numbers) const {
-        const int k = 16 * half + 2 * t;
+        const int k = 16 * half + STEPS_OF_LANE * t;
 #pragma unroll
         for (int round = 0; round < ROUNDS; ++round) {
-            const int vector = first_vector + round * OF_WARP;
+            const int vector = first_vector + round * NEXT;
             if (!EVEN && vector >= EXTENT) break;
-            // What lies further on along k or across it lies so from one of these two.
-            const unsigned char* const from[2] = {
-                numbers + number_at<ALONG_K>(vector, k), numbers + number_at<ALONG_K>(vector, k + 8)};
-            Share& to = held.at[round];
-#pragma unroll
-            for (int u = 0; u < UNITS; ++u) {
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    if (ALONG_K && e % 2 != 0) continue;
-                    const int further = ALONG_K ? 16 * u * 8 : (32 * u + e % 2) * Config::NUMBERS_ROW;
-                    const auto two = *reinterpret_cast<const Vector<Value, 2>*>(from[e / 2] + further);
-                    to[0][u][e] = two.at[0];
-                    to[VECTORS - 1][u][ALONG_K ? e + 1 : e] = two.at[1];
-                }
-            }
+            if constexpr (Config::PARTS == 2) take_complex(held.at[round], numbers, vector, k);
+            else take_real(held.at[round], numbers, vector, k);
         }
     }
 
@@ -231,14 +234,14 @@ struct ChunkOperand {
         for (int v = 0; v < VECTORS; ++v) most[v] = over_lanes(most[v], larger_halves);
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
-            const int vector = first_vector + round * OF_WARP + v;
+            const int vector = first_vector + round * NEXT + v;
             small[v] = split_vector(held[v], scale_of(most[v]).down(), vector, planes);
         }
         const VectorCounts known = counts_of(small, steps);
         const VectorScale scale = own_scale(most);
         if (t == 0) {
-            scales[first_vector + round * OF_WARP + own_vector()] = scale.up();
-            counts[first_vector + round * OF_WARP + own_vector()] = known.word(scale);
+            scales[first_vector + round * NEXT + own_vector()] = scale.up();
+            counts[first_vector + round * NEXT + own_vector()] = known.word(scale);
         }
         return known.promise(scale, steps);
     }
@@ -249,14 +252,52 @@ struct ChunkOperand {
 #pragma unroll 1
         for (int i = thread; i < EXTENT * Config::CHUNK; i += Config::CONSUMERS) {
             const int vector = ALONG_K ? i / Config::CHUNK : i % EXTENT, k = ALONG_K ? i % Config::CHUNK : i / EXTENT;
-            Value x = {0.0f, 0.0f};
+            Value x = make<Value>(0.0f, 0.0f);
             if (vector < place.vectors && k < place.steps) x = place.first[vector * vector_stride + k * k_stride];
-            if constexpr (CONJUGATE) x.im = -x.im;
+            if constexpr (CONJUGATE) conjugate(x);
             to[plain_at(vector, k)] = x;
         }
     }
 
   protected:
+    // The share of one round. What lies further on along k or across it lies so from one of two places.
+    static GEMM_DEVICE void take_complex(Share& to, const unsigned char* numbers, int vector, int k) {
+        const unsigned char* const from[2] = {
+            numbers + number_at<ALONG_K>(vector, k), numbers + number_at<ALONG_K>(vector, k + 8)};
+#pragma unroll
+        for (int u = 0; u < UNITS; ++u) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                if (ALONG_K && e % 2 != 0) continue;
+                const int further = ALONG_K ? 16 * u * 8 : (32 * u + e % 2) * Config::NUMBERS_ROW;
+                const auto two = *reinterpret_cast<const Vector<Value, 2>*>(from[e / 2] + further);
+                to[0][u][e] = two.at[0];
+                to[VECTORS - 1][u][ALONG_K ? e + 1 : e] = two.at[1];
+            }
+        }
+    }
+    static GEMM_DEVICE void take_real(Share& to, const unsigned char* numbers, int vector, int k) {
+        constexpr int SIZE = static_cast<int>(sizeof(Value));
+        const unsigned char* const from[2] = {
+            numbers + number_at<ALONG_K>(vector, k), numbers + number_at<ALONG_K>(vector, k + (ALONG_K ? 16 : 1))};
+#pragma unroll
+        for (int u = 0; u < UNITS; ++u) {
+            if constexpr (ALONG_K) {
+                const auto four = *reinterpret_cast<const Vector<Value, 4>*>(from[u % 2] + u / 2 * 32 * SIZE);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) to[0][u][e] = four.at[e];
+            } else {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int further = (32 * u + e / 2 * 2) * Config::NUMBERS_ROW;
+                    const auto two = *reinterpret_cast<const Vector<Value, 2>*>(from[e % 2] + further);
+                    to[0][u][e] = two.at[0];
+                    to[VECTORS - 1][u][e] = two.at[1];
+                }
+            }
+        }
+    }
+
     template <bool WHOLE>
     static GEMM_DEVICE void read(
         Value (&to)[VECTORS][UNITS][4], const Value* from, int vectors, int steps, const Long& vector_stride,
@@ -282,7 +323,7 @@ struct ChunkOperand {
                 } else {
 #pragma unroll
                     for (int v = 0; v < VECTORS; ++v) {
-                        Value x = {0.0f, 0.0f};
+                        Value x = make<Value>(0.0f, 0.0f);
                         if (WHOLE || (vectors > v && k < steps)) x = from[v * vector_stride + k * k_stride];
                         to[v][u][e] = x;
                     }
@@ -311,12 +352,12 @@ struct ChunkOperand {
         for (int u = 0; u < UNITS; ++u) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                re = larger_magnitude(re, x[u][e].re);
-                im = larger_magnitude(im, x[u][e].im);
+                re = larger_magnitude(re, re_of(x[u][e]));
+                if constexpr (Config::PARTS == 2) im = larger_magnitude(im, im_of(x[u][e]));
             }
         }
         const auto upper = [](unsigned bits) { return (bits | (bits < 1u ? bits : 1u) << 16) >> 16; };
-        return upper(bits_of(re)) | upper(bits_of(im)) << 16;
+        return Config::PARTS == 2 ? upper(bits_of(re)) | upper(bits_of(im)) << 16 : upper(bits_of(re));
     }
     static GEMM_DEVICE VectorScale scale_of(unsigned most) { return VectorScale(most << 16, most & 0xffff0000u); }
 
@@ -339,7 +380,8 @@ struct ChunkOperand {
         if constexpr (VECTORS == 2) all = __byte_perm(small[0], small[1], 0x5410) + __byte_perm(small[0], small[1], 0x7632);
         all = over_lanes(all, [](unsigned l, unsigned r) { return l + r; });
         all = VECTORS == 2 ? all >> 16 * own_vector() : all + (all >> 16);
-        return VectorCounts(static_cast<int>(all & 0xffu), static_cast<int>(all >> 8 & 0xffu), steps);
+        constexpr int OTHER = Config::PARTS == 2 ? 8 : 0;  // real numbers have no worse part
+        return VectorCounts(static_cast<int>(all & 0xffu), static_cast<int>(all >> OTHER & 0xffu), steps);
     }
 
     // A unit of every plane: eight bytes.
@@ -351,15 +393,17 @@ struct ChunkOperand {
 #pragma unroll
         for (int pair = 0; pair < 2; ++pair) {
             const Value &first = x[2 * pair], &second = x[2 * pair + 1];
-            part[0].at[pair] = pack_halves(first.re * down, second.re * down);
-            part[1].at[pair] = pack_halves(first.im * down, second.im * down);
-            part[2].at[pair] = rest_of(first.re, second.re, down, part[0].at[pair]);
-            part[3].at[pair] = rest_of(first.im, second.im, down, part[1].at[pair]);
-            count_small(small_re, part[0].at[pair]);
-            count_small(small_im, part[1].at[pair]);
+            part[RE_HIGH].at[pair] = pack_halves(re_of(first) * down, re_of(second) * down);
+            if constexpr (Config::PARTS == 2) part[IM_HIGH].at[pair] = pack_halves(im_of(first) * down, im_of(second) * down);
+            part[RE_LOW].at[pair] = rest_of(re_of(first), re_of(second), down, part[RE_HIGH].at[pair]);
+            if constexpr (Config::PARTS == 2) {
+                part[IM_LOW].at[pair] = rest_of(im_of(first), im_of(second), down, part[IM_HIGH].at[pair]);
+            }
+            count_small(small_re, part[RE_HIGH].at[pair]);
+            if constexpr (Config::PARTS == 2) count_small(small_im, part[IM_HIGH].at[pair]);
             if constexpr (CONJUGATE) {
-                part[1].at[pair] ^= 0x80008000u;
-                part[3].at[pair] ^= 0x80008000u;
+                part[IM_HIGH].at[pair] ^= 0x80008000u;
+                part[IM_LOW].at[pair] ^= 0x80008000u;
             }
         }
     }

@@ -9,8 +9,8 @@ struct FusedParams {
     unsigned items;   // of this launch; blocks take them in turns
     unsigned step_matrices, step_tiles;  // from one tile to the next of a block, where k is not cut: matrices, tiles
     int chunks;       // that k is cut into
-    Long pairs;       // of steps of k in a chunk, the last one maybe half outside
-    int longer;       // the first chunks, which have one pair more
+    Long pieces;      // of a chunk: two steps of k each, of real numbers four; the last one maybe half outside
+    int longer;       // the first chunks, which have one piece more
     int chunks_part;  // of one split
     int splits;
     int together;      // splits whose sums one block adds up, before one adds up theirs

@@ -3,6 +3,7 @@
 
 struct Config {
     static constexpr int CLUSTER = GEMM_CLUSTER;  // blocks that share rows of op(A)
+    static constexpr int PARTS = 2;  // of a number
     static constexpr bool TALL = false;
     static constexpr int BLOCK_M = 128, BLOCK_N = 64;
     static constexpr int VECTORS = 64;  // rows of a warpgroup of consumers, and columns: what is judged together

@@ -14,16 +14,27 @@ from simt_shim import compile_source
 from gemmserve_kernels.device import compiler
 
 EXTENT = 64
-SERVED = 8
-"""Lanes that are served at once."""
+SERVED_BYTES = 128
+"""What is served at once: to 8 lanes of 16 bytes, to 16 of 8."""
+STEPS = {
+    (2, True): (0, 8, 16, 24, 32, 40, 48, 56),
+    (2, False): (0, 1, 8, 9, 32, 33, 40, 41),
+    (1, True): (0, 16, 32, 48),
+    (1, False): (0, 1, 2, 3, 32, 33, 34, 35),
+}
+"""Steps of k, from a lane's first one on, that it reads with other lanes: by parts of a number, and along k or not."""
 ways = pytest.mark.parametrize("along_k", [False, True], ids=["across k", "along k"])
 
 
+parts = pytest.mark.parametrize("parts", [2, 1], ids=["complex", "real"])
+
+
 @functools.cache
-def written(along_k):
+def written(along_k, parts):
     """[vector, k] -> byte; [thread] -> first vector, first of its steps."""
     header = compiler._flatten("fused/operand.cuh", set())
-    source = f"""#define GEMM_BLOCK_M 64
+    source = f"""#define GEMM_PARTS {parts}
+#define GEMM_BLOCK_M 64
 #define GEMM_PROMOTE 32
 #define GEMM_STAGES 2
 {header}
@@ -31,11 +42,12 @@ using Side = ChunkOperand<{str(along_k).lower()}, 2, false>;
 extern "C" __global__ void write_down(int* places, int* threads) {{
     for (int vector = 0; vector < {EXTENT}; ++vector)
         for (int k = 0; k < {EXTENT}; ++k) *places++ = number_at<{str(along_k).lower()}>(vector, k);
-    for (int thread = 0; thread < 32 * Config::SIDE_WARPS; ++thread) {{
-        const Side side(thread);
-        *threads++ = side.first_vector;
-        *threads++ = 16 * side.half + 2 * side.t;
-    }}
+    for (int round = 0; round < Side::ROUNDS; ++round)
+        for (int thread = 0; thread < 32 * Config::SIDE_WARPS; ++thread) {{
+            const Side side(thread);
+            *threads++ = side.first_vector + round * Side::NEXT;
+            *threads++ = 16 * side.half + Side::STEPS_OF_LANE * side.t;
+        }}
 }}
 """
     places, threads = np.full((EXTENT, EXTENT), -1, np.int32), np.full((256, 2), -1, np.int32)
@@ -43,40 +55,52 @@ extern "C" __global__ void write_down(int* places, int* threads) {{
     return places, threads
 
 
-def conflicts(bytes_):
-    """Number of groups of lanes served at once that meet in a bank; `bytes_`: [..., lane] -> first of its 16 bytes."""
-    together = np.sort(bytes_.reshape(-1, SERVED) % 128 // 16)
-    return int((together != np.arange(SERVED)).any(axis=1).sum())
+def conflicts(bytes_, width=16):
+    """Number of groups of lanes served at once that meet in a bank; `bytes_`: [..., lane] -> first of its `width`."""
+    lanes = SERVED_BYTES // width
+    together = np.sort(bytes_.reshape(-1, lanes) % SERVED_BYTES // width)
+    return int((together != np.arange(lanes)).any(axis=1).sum())
 
 
 @ways
-def test_every_number_has_a_place_of_its_own(along_k):
-    places, _ = written(along_k)
-    np.testing.assert_array_equal(np.sort(places.ravel()), np.arange(EXTENT * EXTENT) * 8)
+@parts
+def test_every_number_has_a_place_of_its_own(along_k, parts):
+    places, _ = written(along_k, parts)
+    np.testing.assert_array_equal(np.sort(places.ravel()), np.arange(EXTENT * EXTENT) * 4 * parts)
 
 
 @ways
-def test_two_neighbours_lie_together(along_k):
-    places, _ = written(along_k)
-    first, second = (places[:, 0::2], places[:, 1::2]) if along_k else (places[0::2], places[1::2])
-    np.testing.assert_array_equal(second, first + 8)
-    assert (first % 16 == 0).all()
+@parts
+def test_neighbours_lie_together(along_k, parts):
+    """As many as 16 bytes hold."""
+    places, _ = written(along_k, parts)
+    lines, count = places if along_k else places.T, 4 // parts
+    for i in range(1, count):
+        np.testing.assert_array_equal(lines[:, i::count], lines[:, ::count] + 4 * parts * i)
+    assert (lines[:, ::count] % 16 == 0).all()
 
 
 @ways
-def test_lanes_of_a_producer_meet_in_no_bank(along_k):
-    places, threads = written(along_k)
+@parts
+def test_lanes_of_a_producer_meet_in_no_bank(along_k, parts):
+    places, threads = written(along_k, parts)
     vector, step = threads.T
-    steps = (0, 8, 16, 24, 32, 40, 48, 56) if along_k else (0, 1, 8, 9, 32, 33, 40, 41)
-    assert conflicts(np.stack([places[vector, step + further] for further in steps])) == 0
-    assert len({(v, s + f) for v, s in threads.tolist() for f in steps}) == 256 * 8  # all are read, once
+    steps, width = STEPS[parts, along_k], 16 if parts == 2 or along_k else 8
+    assert conflicts(np.stack([places[vector, step + further] for further in steps]), width) == 0
+    along, across = (width // (4 * parts), 1) if along_k else (1, width // (4 * parts))
+    read = {(v + i, s + f + j) for v, s in threads.tolist() for f in steps for i in range(across) for j in range(along)}
+    assert len(read) == len(threads) * len(steps) * along * across == EXTENT * EXTENT  # all are read, once
 
 
 @ways
-def test_lanes_that_copy_lines_meet_in_no_bank(along_k):
-    places, _ = written(along_k)
+@parts
+def test_lanes_that_copy_lines_meet_in_no_bank(along_k, parts):
+    places, _ = written(along_k, parts)
     lines = places if along_k else places.T
-    assert conflicts(np.ascontiguousarray(lines[:, ::2])) == 0
+    at_once = np.ascontiguousarray(lines[:, :: 4 // parts])
+    assert conflicts(at_once) == 0
+    if not along_k:  # of 16 vectors each
+        assert conflicts(np.moveaxis(at_once.reshape(EXTENT, 4, -1), 1, 0).copy()) == 0
 
 
 @functools.cache
@@ -113,7 +137,7 @@ def test_every_number_of_a_task_has_a_place_of_its_own(along_k):
 def test_lanes_of_a_cluster_s_producer_meet_in_no_bank(along_k):
     places, threads = of_a_task(along_k)
     vector, step = threads.T
-    steps = (0, 8, 16, 24, 32, 40, 48, 56) if along_k else (0, 1, 8, 9, 32, 33, 40, 41)
+    steps = STEPS[2, along_k]
     assert conflicts(np.stack([places[vector, step + further] for further in steps])) == 0
     assert len({(v, s + f) for v, s in threads.tolist() for f in steps}) == 32 * 8  # all are read, once
     lines = places if along_k else places.T

@@ -33,6 +33,52 @@ def test_chunks_are_alike(k):
     assert min(lengths) >= min(k, 31)
 
 
+@pytest.mark.parametrize("k", [32, 35, 64, 65, 66, 67, 70, 96, 127, 129, 131, 1000, 4097, 65537])
+def test_chunks_of_real_numbers_begin_at_multiples_of_four(k):
+    piece, count = FusedTile(parts=1).piece, chunks(k)
+    pieces = -(-k // piece)
+    lengths = [piece * (pieces // count + (i < pieces % count)) for i in range(count)]
+    lengths[-1] -= sum(lengths) - k
+    assert piece == 4
+    assert sum(lengths) == k
+    assert max(lengths) <= 64
+    assert min(lengths) >= min(k, 29)
+
+
+@pytest.mark.parametrize(
+    ("shape", "splits", "promote"),
+    [
+        ((8192, 64, 64, 64), 1, 64), ((16384, 48, 48, 48), 1, 64), ((4096, 96, 96, 96), 1, 64),
+        ((512, 256, 256, 256), 1, 64), ((64, 512, 512, 2048), 1, 64), ((33, 64, 64, 64), 1, 32),
+        ((1, 512, 512, 512), 4, 32), ((1, 384, 384, 384), 6, 32), ((1, 256, 256, 256), 4, 32),
+        ((1, 768, 768, 768), 1, 32), ((1, 64, 64, 65536), 128, 32), ((1, 1024, 1024, 2048), 1, 64),
+        ((1, 64, 8192, 512), 2, 32),
+    ],
+)  # fmt: skip
+def test_tiles_of_real_numbers(shape, splits, promote):
+    """Two blocks for each multiprocessor, of 64 x 64 whatever the product; sums of twice as many steps."""
+    tile = choose_tile(None, shape, H200, parts=1)
+    assert (tile.kernel, tile.block_m, tile.cluster, tile.parts) == ("fused_gemm", 64, 0, 1)
+    assert (tile.split_k, tile.promote) == (splits, promote)
+    assert (tile.split_k - 1) * tile.chunks_part(shape[3]) < chunks(shape[3])
+    assert tile.resident(H200) == 2 * H200.sm_count
+    assert 2 * (tile.shared_bytes + 1024 + 256) <= H200.shared_per_sm
+    assert 2 * tile.threads * 64 <= H200.registers_per_sm
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (GemmConfig(block_m=128), "block_m"), (GemmConfig(cluster=2), "cluster"), (GemmConfig(stages=3), "stages"),
+        (GemmConfig(promote=48), "promote"), (GemmConfig(block_n=64), "block_n"), (GemmConfig(split_k=5), "split_k"),
+    ],
+)  # fmt: skip
+def test_what_real_numbers_do_not_have_is_refused(config, name):
+    with pytest.raises(ConfigInfeasible, match=name):
+        choose_tile(config, (64, 256, 256, 256), H200, parts=1)
+    assert fused.supports(problem(64, 64, 64, (500,), "float32"), H200) is None
+
+
 @pytest.mark.parametrize(
     ("shape", "splits", "together"),
     [
@@ -157,6 +203,9 @@ def test_the_shared_memory_of_a_block_fits(tile):
     ("case", "word"),
     [
         (problem(64, 64, 31), "k must be"),
+        (problem(64, 64, 31, (), "float32"), "k must be"),
+        (problem(64, 64, 64, (500,), "float64"), "complex64, and float32"),
+        (problem(4096, 4096, 4096, (), "float32"), "preparing"),
         (problem(64, 64, 64, (500,), "complex128"), "complex64"),
         (problem(64, 64, 64, (500,), compute="6xbf16"), "arithmetic"),
         (problem(256, 8192, 8192), "preparing"),
