@@ -342,8 +342,6 @@ def _unfit(route: Route, problem: GemmProblem, spec: DeviceSpec) -> str | None:
     half = problem.dtype == np.float16
     if half != (arithmetic == "fp16") or (double and arithmetic != "ozaki"):
         return f"{arithmetic} does not apply to {problem.dtype.name}"
-    if problem.compute == "auto" and arithmetic == "ozaki" and not double:
-        return "auto uses residues for 64-bit data only"
     return None
 
 
