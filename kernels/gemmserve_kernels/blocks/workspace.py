@@ -174,7 +174,7 @@ def _residue_bytes(problem: GemmProblem, tile: OzakiTile, spec: DeviceSpec) -> i
 @lru_cache(maxsize=1024)
 def block_seconds(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec, strips: int = 1) -> float:
     """Return seconds that a block takes on a device, by the tables of what was measured where there are any; each of
-    several strips makes the planes of its rows and columns anew.
+    several strips makes the planes of its rows and columns anew, or the residues of its columns.
     """
     if spec.kind == "cpu":
         return problem.flops() / (_CORE_RATE * max(1, spec.sm_count))
@@ -192,5 +192,8 @@ def block_seconds(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec, st
     if isinstance(problem, GemmReduceProblem) and in_panels:
         seconds += pass_seconds(problem, spec, problem.accumulate.itemsize)
     rows, columns = strip_shape(problem.m, problem.n, strips)
-    again = (-(-problem.n // columns) - 1) * problem.a.nbytes + (-(-problem.m // rows) - 1) * problem.b.nbytes
-    return seconds + (_CONVERTED if chosen.arithmetic == "ozaki" else _SPLIT) * again / _SPLIT_RATE
+    again = (-(-problem.m // rows) - 1) * problem.b.nbytes
+    if chosen.arithmetic == "ozaki":  # whose residues of rows serve all columns
+        return seconds + _CONVERTED * again / _SPLIT_RATE
+    again += (-(-problem.n // columns) - 1) * problem.a.nbytes
+    return seconds + _SPLIT * again / _SPLIT_RATE

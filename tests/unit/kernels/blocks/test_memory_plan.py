@@ -119,22 +119,23 @@ def test_a_quarter_of_the_memory_costs_no_time_and_few_uploads(n) -> None:
 
 
 def test_a_tight_budget_is_used_for_the_overlap() -> None:
-    """32768^3 with 5.5 GiB: one panel of A, two of B."""
-    plan = plan_memory(square(32768), H200, int(5.5 * (1 << 30)))
+    """32768^3 with 5 GiB: one panel of A, two of B."""
+    plan = plan_memory(square(32768), H200, 5 << 30)
     assert plan.fits
     assert sorted(plan.slots) == [1, 2]
-    assert plan.seconds < 1.25 * plan_memory(square(32768), H200, 1 << 40).seconds
+    assert plan.seconds < 1.4 * plan_memory(square(32768), H200, 1 << 40).seconds
 
 
-@pytest.mark.parametrize(("gigabytes", "share"), [(5.5, 0.8), (6.4, 0.9), (7.0, 0.9), (8.0, 0.98), (10.0, 0.98)])
+@pytest.mark.parametrize(("gigabytes", "share"), [(5.5, 0.7), (6.5, 0.88), (7.0, 0.88), (8.0, 0.97), (10.0, 0.98)])
 def test_strips_keep_most_of_the_rate_within_little_memory(gigabytes, share) -> None:
-    """complex64 32768^3, whose planes take 3.2 GB at once; by the model."""
+    """complex64 32768^3, whose residues take 4.6 GB at once; by the model."""
     grid = square(32768)
     plan = plan_memory(grid, H200, int(gigabytes * 1e9))
     assert plan.fits
     assert plan.peak_bytes <= gigabytes * 1e9
     assert plan_memory(grid, H200, 1 << 40).seconds >= share * plan.seconds
-    assert plan.algorithm == (None if plan.strips == 1 else "wgmma")
+    assert plan.algorithm == (None if plan.strips == 1 else "ozaki")
+    assert plan.stripped == (frozenset() if plan.strips == 1 else frozenset(range(grid.count)))
     follow(grid, plan)
 
 
