@@ -14,11 +14,15 @@ from gemmserve_kernels.algorithms.ozaki import gemm as ozaki
 from gemmserve_kernels.algorithms.ozaki import wide
 from gemmserve_kernels.algorithms.simt import gemm as simt
 from gemmserve_kernels.algorithms.splits import gemm as splits
+from gemmserve_kernels.algorithms.splits import prepass
 from gemmserve_kernels.device.element_counts import ElementCounts
 from gemmserve_kernels.device.replay import record
 from gemmserve_kernels.device.spec import KNOWN
+from gemmserve_kernels.dispatch.planned_call import fresh_key, key_argument
+from gemmserve_kernels.dispatch.prepare import prepare_on
 from gemmserve_kernels.numerics import reference
 from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.errors import ConfigInfeasible
 from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 M, N, K = 300, 530, 70
@@ -272,8 +276,6 @@ def test_no_planes_are_made_where_all_tiles_pass():
 
 def test_planes_lie_where_residues_were():
     """A recorded product takes no more memory than its residues and what is small."""
-    from gemmserve_kernels.dispatch.planned_call import fresh_key, key_argument
-
     n = 4096
     operand = Operand.contiguous((n, n), np.dtype("complex64"))
     problem = GemmProblem.build(operand, operand, compute="ozaki")
@@ -292,6 +294,43 @@ def test_planes_lie_where_residues_were():
 @pytest.mark.parametrize("strips", [0, -1])
 def test_strips_are_at_least_one(strips):
     problem = GemmProblem.build(*(Operand.contiguous((64, 64), np.dtype("complex64")),) * 2, compute="ozaki")
-    with pytest.raises(ozaki.ConfigInfeasible, match="strips"):
+    with pytest.raises(ConfigInfeasible, match="strips"):
         ozaki.resolve(GemmConfig(strips=strips), problem, KNOWN["H200"])
     assert ozaki.resolve(GemmConfig(strips=4), problem, KNOWN["H200"]).strips == 4
+
+
+class Prepared(Exception):
+    """Raised where an operand would be prepared."""
+
+
+@pytest.mark.parametrize("side", ["a", "b"])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "options", "expected"),
+    [
+        ((4096, 4096), "complex64", {}, "residues"),
+        ((3, 4096, 4096), "complex64", {}, "residues"),
+        ((4096, 4096), "complex64", {"trans": "C"}, "residues"),
+        ((2, 4096, 4096), "float32", {"layout": "planar"}, "residues"),
+        ((4096, 4096), "complex64", {"compute": "3xfp16"}, "planes"),
+        ((1024, 1024), "complex64", {}, "planes"),
+        ((8192, 1024), "complex64", {}, "planes"),
+        ((8192, 1024), "complex64", {"trans": "T"}, "planes"),
+        ((8192, 8192), "float32", {}, "planes"),
+        ((1024, 1024), "complex64", {"compute": "ozaki"}, "residues"),
+    ],
+)
+def test_operands_are_prepared_for_partners_of_their_own_size(monkeypatch, shape, dtype, options, expected, side):
+    """Residues where `auto` multiplies large ones by residues, planes elsewhere."""
+
+    def made(what):
+        def prepare(*args, **kwargs):
+            raise Prepared(what)
+
+        return prepare
+
+    monkeypatch.setattr(ozaki, "prepare_operand", made("residues"))
+    monkeypatch.setattr(prepass, "prepare_operand", made("planes"))
+    strides = [stride * np.dtype(dtype).itemsize for stride in Operand.contiguous(shape, dtype).strides]
+    array = np.lib.stride_tricks.as_strided(np.zeros(1, dtype), shape, strides)
+    with pytest.raises(Prepared, match=expected):
+        prepare_on(shim(132), array, side, **options)
