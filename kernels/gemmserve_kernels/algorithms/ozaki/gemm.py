@@ -50,8 +50,8 @@ _DTYPES: Final = (*_SINGLE, "float64", "complex128")
 MIN_K: Final = 128
 """Shortest k of `auto`: from there on ordinary data pass (`ozaki.bound`)."""
 AUTO_FROM: Final = {"complex64": 2048}
-"""Extents m, n and k of products of single precision from which on `auto` may have them made of residues; of dtypes that
-are not here never. Those of double precision have `MIN_K` alone."""
+"""Extents m, n and k of products of single precision from which on `auto` may have them made of residues; of dtypes
+that are not here never. Those of double precision have `MIN_K` alone."""
 
 
 @dataclass(frozen=True)
@@ -150,9 +150,7 @@ def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -
     outliers = most_outliers(problem.k, problem.dtype) if config.outliers is None else config.outliers
     if outliers > MOST_OUTLIERS:
         raise ConfigInfeasible(f"outliers: at most {MOST_OUTLIERS} a line, not {outliers}")
-    tile = OzakiTile(
-        moduli, config.stages or 4, config.raster or 8, config.cluster or 2, outliers, config.strips or 1
-    )
+    tile = OzakiTile(moduli, config.stages or 4, config.raster or 8, config.cluster or 2, outliers, config.strips or 1)
     if tile.cluster > 2:
         raise ConfigInfeasible(f"cluster: the ozaki kernel has 1 and 2, not {tile.cluster}")
     if tile.shared + SHARED > spec.shared_per_block:

@@ -54,6 +54,7 @@ WORKSPACE: Final = 7 << 30
 """Bytes of residues at once: 8192 x 8192 x 8192 complex takes one panel."""
 TILE_M: Final = 128
 TILE_N: Final = 256
+_WORD: Final = 4
 SHARED: Final = 1024
 """For the alignment of the stages."""
 
@@ -103,9 +104,7 @@ def panel_shape(m: int, n: int, pitch: int, planes: int, workspace: int, strips:
     return rows, columns
 
 
-def panels(
-    m: int, n: int, pitch: int, matrices: int, planes: int, workspace: int, strips: int = 1
-) -> Iterator[Panel]:
+def panels(m: int, n: int, pitch: int, matrices: int, planes: int, workspace: int, strips: int = 1) -> Iterator[Panel]:
     """Cuts a batch so that residues take at most `workspace` bytes, if the smallest panels do.
 
     Rows come first: A's residues are made once where all rows fit.
@@ -176,7 +175,7 @@ class Run:
         return Found(
             (a.counted(launcher), b.counted(launcher)),
             (a.groups if a.matrices > 1 else 0, b.groups if b.matrices > 1 else 0),
-            launcher.pointer(self.failing) + STATUS_WORDS * self.failing.dtype.itemsize,
+            launcher.pointer(self.failing) + _WORD * STATUS_WORDS,
             self.counters,
         )
 
@@ -217,7 +216,7 @@ class Run:
         failing = self.failing
         if failing is None:
             failing = launcher.empty((STATUS_WORDS + 1 + panel.matrices * tiles_m * tiles_n,), np.dtype(np.int32))
-        judged = self._judged(a, b, launcher.pointer(failing) + STATUS_WORDS * failing.dtype.itemsize)
+        judged = self._judged(a, b, launcher.pointer(failing) + _WORD * STATUS_WORDS)
         self._multiply(panel, a, b, products, tiles_m, tiles_n, judged)
 
         params = RemainderParams(

@@ -98,8 +98,7 @@ class Flags:
             return rows, columns, view(failing.words_a, of_a), view(failing.words_b, of_b)
         lengths = [groups(length) * GROUP_WORDS for length, _ in sides]
         row_groups, column_groups = (
-            view(words, tuple(step * words for step in steps))
-            for words, (_, steps) in zip(lengths, sides, strict=True)
+            view(words, tuple(step * words for step in steps)) for words, (_, steps) in zip(lengths, sides, strict=True)
         )
         return rows, columns, row_groups, column_groups
 

@@ -59,7 +59,7 @@ def wide_tile(problem: GemmProblem, scheme: Scheme, spec: DeviceSpec, alike: Wgm
 
 
 def failing_tile(problem: GemmProblem, scheme: Scheme, spec: DeviceSpec) -> WgmmaTile:
-    """The tile of `wide_tile` in which tiles are computed that residues do not serve: 128 rows of the product, whichever
+    """The tile of `wide_tile` for what residues do not serve: 128 rows of the product, whichever
     way it is written, hold whole blocks. Raises ConfigInfeasible.
     """
     tile = wide_tile(problem, scheme, spec)

@@ -248,7 +248,9 @@ class DeviceCopies:
             return found
         keys = tuple((name, ArrayKey.of(operand.data)) for name, operand in operands.items())
         compute: str | None = cached(_prepared_by, params, keys, self._spec)
-        for side in sides if compute is not None else ():
+        if compute is None:
+            return found
+        for side in sides:
             if self.keeps_form(copies[side].nbytes, compute):
                 found[side] = self._form(form_key(side, params, compute), operands[side], copies[side])
         return found

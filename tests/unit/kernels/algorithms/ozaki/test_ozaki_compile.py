@@ -52,7 +52,11 @@ def _check(entry, source, arch):
 @pytest.mark.parametrize(
     ("dtype", "trans"),
     [
-        ("complex128", "NN"), ("complex128", "TT"), ("float64", "NN"), ("complex64", "NN"), ("complex64", "TT"),
+        ("complex128", "NN"),
+        ("complex128", "TT"),
+        ("float64", "NN"),
+        ("complex64", "NN"),
+        ("complex64", "TT"),
         ("float32", "NN"),
     ],
 )

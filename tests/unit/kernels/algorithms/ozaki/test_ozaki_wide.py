@@ -187,8 +187,9 @@ def test_batches(shared, prepared):
     rng = np.random.default_rng(3)
     m, n = 140, 280
     a, b = normal((2, 3, m, K), "complex64"), normal((2, 3, K, n), "complex64", 2)
-    a, b = (a[:1] if shared == "both" else a[:1, :1] if shared == "a" else a), (
-        b[:, :1] if shared == "both" else b[:1, :1] if shared == "b" else b
+    a, b = (
+        (a[:1] if shared == "both" else a[:1, :1] if shared == "a" else a),
+        (b[:, :1] if shared == "both" else b[:1, :1] if shared == "b" else b),
     )
     for x, axis in ((a, -1), (b, -2)):
         index = [int(rng.integers(extent)) for extent in x.shape]
@@ -299,7 +300,7 @@ def test_strips_are_at_least_one(strips):
     assert ozaki.resolve(GemmConfig(strips=4), problem, KNOWN["H200"]).strips == 4
 
 
-class Prepared(Exception):
+class PreparedError(Exception):
     """Raised where an operand would be prepared."""
 
 
@@ -324,7 +325,7 @@ def test_operands_are_prepared_for_partners_of_their_own_size(monkeypatch, shape
 
     def made(what):
         def prepare(*args, **kwargs):
-            raise Prepared(what)
+            raise PreparedError(what)
 
         return prepare
 
@@ -332,5 +333,5 @@ def test_operands_are_prepared_for_partners_of_their_own_size(monkeypatch, shape
     monkeypatch.setattr(prepass, "prepare_operand", made("planes"))
     strides = [stride * np.dtype(dtype).itemsize for stride in Operand.contiguous(shape, dtype).strides]
     array = np.lib.stride_tricks.as_strided(np.zeros(1, dtype), shape, strides)
-    with pytest.raises(Prepared, match=expected):
+    with pytest.raises(PreparedError, match=expected):
         prepare_on(shim(132), array, side, **options)

@@ -71,7 +71,9 @@ def test_operands_are_prepared_as_their_product_takes_them(monkeypatch):
     for other in (large, small, large, small):
         operands = {"a": HostArray(large, "x"), "b": HostArray(other)}
         for _ in range(2):
-            there = {name: copies.resident.get(x.cache_id, x.data.nbytes, lambda x=x: x.data) for name, x in operands.items()}
+            there = {
+                name: copies.resident.get(x.cache_id, x.data.nbytes, lambda x=x: x.data) for name, x in operands.items()
+            }
             copies.prepared(GemmParams(), operands, there)
     assert made == [("a", "ozaki"), ("a", "3xfp16")]
     assert copies.keeps_form(33 * large.nbytes, "ozaki")

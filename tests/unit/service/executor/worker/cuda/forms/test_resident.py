@@ -60,7 +60,7 @@ class Device:
         self.on_elapsed = lambda: None
         cuda = SimpleNamespace(Event=Event, get_elapsed_time=self.elapsed)
         self.resident = Residency(1 << 30)
-        copies = SimpleNamespace(resident=self.resident, keeps_form=lambda nbytes: nbytes == 8 << 20)
+        copies = SimpleNamespace(resident=self.resident, keeps_form=lambda nbytes, _: nbytes == 8 << 20)
         self.backend = SimpleNamespace(
             cupy=SimpleNamespace(cuda=cuda, ndarray=Array), copies=copies, call=self.call, spec=H200
         )
