@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_kernels.algorithms.common.panels import panel_bytes, pass_seconds
-from gemmserve_kernels.algorithms.common.splits import SCHEMES
+from gemmserve_kernels.algorithms.common.splits import SCHEMES, strip_shape
 from gemmserve_kernels.algorithms.cpu.gemm import BLOCK_BYTES
 from gemmserve_kernels.algorithms.ozaki import wide
 from gemmserve_kernels.algorithms.ozaki.gemm import resolve as resolve_ozaki
@@ -21,7 +21,7 @@ from gemmserve_kernels.algorithms.ozaki.plan import panel_bytes as residue_bytes
 from gemmserve_kernels.algorithms.ozaki.plan import panel_shape
 from gemmserve_kernels.algorithms.screen.gemm_reduce import screened_bytes
 from gemmserve_kernels.algorithms.screen.seconds import screen_seconds
-from gemmserve_kernels.algorithms.splits.gemm import strip_shape, widening_module
+from gemmserve_kernels.algorithms.splits.gemm import widening_module
 from gemmserve_kernels.algorithms.splits.prepass import plane_bytes
 from gemmserve_kernels.algorithms.vendor.blas import copied_bytes
 from gemmserve_kernels.dispatch.estimate import estimate

@@ -21,6 +21,8 @@ JUDGES: Final = 1
 CLEARS: Final = 2
 LISTS: Final = 4
 """enum Judging in cuda/common/judging/judged.cuh."""
+STATUS_WORDS: Final = 4
+"""STATUS_WORDS there."""
 
 
 @device_struct("ozaki/params.cuh")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gemmserve_kernels.algorithms.common.operands import TYPES, Operands, flag
+from gemmserve_kernels.algorithms.common.splits import strip_shape
 from gemmserve_kernels.algorithms.dmma import gemm as dmma
 from gemmserve_kernels.algorithms.ozaki.bound import limit
 from gemmserve_kernels.algorithms.ozaki.lines import (
@@ -27,14 +28,13 @@ from gemmserve_kernels.algorithms.ozaki.params import (
     CLEARS,
     JUDGES,
     LISTS,
+    STATUS_WORDS,
     JudgedParams,
     MultiplyParams,
     RemainderParams,
     combine_constants,
     multiply_constants,
 )
-from gemmserve_kernels.algorithms.ozaki.wide import STATUS_WORDS, Found
-from gemmserve_kernels.algorithms.splits.gemm import strip_shape
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import (
     MatrixView,
@@ -57,6 +57,24 @@ TILE_N: Final = 256
 _WORD: Final = 4
 SHARED: Final = 1024
 """For the alignment of the stages."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Rest that residues leave of a product: addresses of the deficits of the first product's rows and columns, groups
+    from one product to the next (0 where an operand is shared), the address of the word that says how many tiles fail,
+    behind STATUS_WORDS others that are zero (judging/judged.cuh), and of `Launcher.counters`.
+    """
+
+    deficits: tuple[int, int]
+    groups: tuple[int, int]
+    failing: int
+    counters: int
+
+    @property
+    def status(self) -> int:
+        """The address of the words ahead."""
+        return self.failing - _WORD * STATUS_WORDS
 
 
 @dataclass(frozen=True)
@@ -168,7 +186,7 @@ class Run:
 
     @property
     def found(self) -> Found:
-        """What the tiles that fail are computed by, once all is launched."""
+        """Deficits and counts that the tiles that fail are computed by, once all is launched."""
         launcher, (a, b) = self.launcher, self.kept
         assert a is not None
         assert b is not None

@@ -12,11 +12,11 @@ a product's tile is that of the whole, and strips show in no bit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve_kernels.algorithms.common.splits import SCHEMES
+from gemmserve_kernels.algorithms.common.splits import SCHEMES, strip_shape
 from gemmserve_kernels.algorithms.common.verdict import Judged
 from gemmserve_kernels.algorithms.ozaki.bound import LINES, WORDS, limit
 from gemmserve_kernels.algorithms.splits import fallback, prepass
@@ -25,6 +25,7 @@ from gemmserve_kernels.algorithms.splits.flags import Failing, Flags
 from gemmserve_kernels.algorithms.wgmma import gemm as wgmma
 
 if TYPE_CHECKING:
+    from gemmserve_kernels.algorithms.ozaki.plan import Found
     from gemmserve_kernels.algorithms.wgmma.tile import WgmmaTile
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.device.spec import DeviceSpec
@@ -33,26 +34,6 @@ if TYPE_CHECKING:
 _COMPUTE: Final = "6xbf16"
 _WORD: Final = 4
 """Bytes."""
-STATUS_WORDS: Final = 4
-"""STATUS_WORDS in cuda/common/judging/judged.cuh."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """What residues have left: addresses of the deficits of the first product's rows and columns, groups from one
-    product to the next (0 where an operand is shared), the address of the word that says how many tiles fail, behind
-    STATUS_WORDS others that are zero (judging/judged.cuh), and of `Launcher.counters`.
-    """
-
-    deficits: tuple[int, int]
-    groups: tuple[int, int]
-    failing: int
-    counters: int
-
-    @property
-    def status(self) -> int:
-        """The address of the words ahead."""
-        return self.failing - _WORD * STATUS_WORDS
 
 
 @lru_cache(maxsize=1024)
@@ -75,14 +56,14 @@ def strips_of(problem: GemmProblem, strips: int, workspace: int) -> int:
     if any do.
     """
     while strips < problem.m * problem.n and _strip_bytes(problem, strips) > workspace:
-        if splits.strip_shape(problem.m, problem.n, 2 * strips) == splits.strip_shape(problem.m, problem.n, strips):
+        if strip_shape(problem.m, problem.n, 2 * strips) == strip_shape(problem.m, problem.n, strips):
             break
         strips *= 2
     return strips
 
 
 def _strip_bytes(problem: GemmProblem, strips: int) -> int:
-    m, n = splits.strip_shape(problem.m, problem.n, strips)
+    m, n = strip_shape(problem.m, problem.n, strips)
     strip = replace(problem, m=min(problem.m, m), n=min(problem.n, n))
     return prepass.plane_bytes(strip, SCHEMES[_COMPUTE], widens=False)
 

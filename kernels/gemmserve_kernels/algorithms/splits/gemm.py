@@ -18,7 +18,6 @@ artificial intelligence datatype for higher-precision computations", ARITH 2019.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -26,8 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from gemmserve_kernels.algorithms.common.prepared_operand import source_of
-from gemmserve_kernels.algorithms.common.splits import SCHEMES, WIDE
-from gemmserve_kernels.algorithms.common.verdict import GROUP
+from gemmserve_kernels.algorithms.common.splits import SCHEMES, WIDE, strip_shape
 from gemmserve_kernels.algorithms.mfma import gemm as mfma
 from gemmserve_kernels.algorithms.mma import gemm as mma
 from gemmserve_kernels.algorithms.splits import fallback, prepass
@@ -101,19 +99,6 @@ def strips_of(config: GemmConfig | None) -> int:
     if strips < 1:
         raise ConfigInfeasible(f"strips: must be at least 1, not {strips}")
     return strips
-
-
-def strip_shape(m: int, n: int, strips: int) -> tuple[int, int]:
-    """Return rows and columns of a strip, but for the last ones: the result is cut across columns no less often than
-    across rows, as evenly as can be. The tiles by which accuracy is judged lie within one strip.
-    """
-    down = next(count for count in range(math.isqrt(strips), 0, -1) if strips % count == 0)
-    return _strip(m, down), _strip(n, strips // down)
-
-
-def _strip(extent: int, count: int) -> int:
-    even = -(-extent // count)
-    return -(-even // GROUP) * GROUP
 
 
 def _of_tile(config: Any) -> Any:
