@@ -58,7 +58,7 @@ def _plan(
     d: StoredArray,
     matrices_a: tuple[int, ...],
     matrices_b: tuple[int, ...],
-    failing: Failing | None,
+    failing: Failing | None = None,
 ) -> _DmmaFallbackPlan | None:
     """`matrices_*`: matrices to step in the flags for each axis of the batch; `failing`: as in `Flags`. None: see
     `run`.

@@ -58,7 +58,7 @@ def _plan(
     d: StoredArray,
     matrices_a: tuple[int, ...],
     matrices_b: tuple[int, ...],
-    failing: Failing | None,
+    failing: Failing | None = None,
 ) -> _FallbackPlan:
     """`matrices_*`: matrices to step in the flags for each axis of the batch; `failing`: as in `Flags`."""
     oriented = Oriented.of(problem, (a, b, c, d), matrices_a, matrices_b, failing)
