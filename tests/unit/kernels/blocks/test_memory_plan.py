@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemmserve_kernels import DeviceSpec, GemmProblem, GemmReduceProblem, Operand
+from gemmserve_kernels import DeviceSpec, GemmProblem, GemmReduceProblem, Operand, plan
 from gemmserve_kernels.blocks.grid import Grid, GridRule
 from gemmserve_kernels.blocks.memory_plan import least_bytes, plan_memory
+from gemmserve_kernels.blocks.workspace import workspace_bytes
 from gemmserve_kernels.device.spec import KNOWN
 
 H200 = KNOWN["H200"]
@@ -172,3 +173,16 @@ def test_every_device_has_a_plan(device, dtype, compute) -> None:
     assert plan.needed_bytes == sum(plan.slot_bytes) + plan.window_bytes + plan.workspace_bytes
     assert plan.fits == (plan.needed_bytes <= KNOWN[device].memory_bytes)
     follow(grid, plan)
+
+
+def test_blocks_by_another_algorithm_than_the_largest_are_no_strips() -> None:
+    """The last rows and columns are too few for residues: those blocks have planes, and are computed whole."""
+    a, b = Operand.contiguous((9000, 32768), "complex64"), Operand.contiguous((32768, 9000), "complex64")
+    grid = Grid.with_sides(GemmProblem.build(a, b), (4096, 4096, 1))
+    by = [plan(grid.block_problem(index), H200).algorithm for index in range(grid.count)]
+    assert set(by) == {"ozaki", "wgmma"}
+    found = plan_memory(grid, H200, 6 * 10**9)
+    assert (found.fits, found.algorithm) == (True, "ozaki")
+    assert found.stripped == {index for index, algorithm in enumerate(by) if algorithm == "ozaki"}
+    wgmma = workspace_bytes(grid.block_problem(by.index("wgmma")), H200)
+    assert wgmma <= found.workspace_bytes < workspace_bytes(grid.block_problem(0), H200)
