@@ -103,6 +103,9 @@ JOBS = {
     "ozaki": forced("ozaki", "ozaki", limit=3e-15, **DOUBLE),
     "ozaki float64, beta": forced("ozaki", "ozaki", limit=3e-15, dtype="float64", alpha=2, beta=-1, trans_a="T"),
     "ozaki complex64": forced("ozaki", "ozaki"),
+    "ozaki complex64, the wide way": forced("ozaki", "ozaki", init="graded"),
+    "ozaki complex64, falls back": forced("ozaki", "ozaki", spoil="spike"),
+    "ozaki complex64, not finite": forced("ozaki", "ozaki", spoil="nan", prepared="ab"),
     "ozaki, not finite": forced("ozaki", "ozaki", limit=3e-15, spoil="nan", **DOUBLE),
     "prepared residues": forced("ozaki", "ozaki", limit=3e-15, prepared="ab", **DOUBLE),
     # ---- the vendor's BLAS with our copies around it

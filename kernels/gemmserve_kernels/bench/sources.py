@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -47,15 +48,18 @@ def sources(case: Case, spec: DeviceSpec, *, every: bool = True) -> set[KernelSo
 
 
 def prepared_sources(case: Case, spec: DeviceSpec) -> set[KernelSource]:
-    """Return the sources that `prepare` compiles for the operands of `case`, a product, aligned as fresh arrays are."""
+    """Return the sources that `prepare` compiles for the operands of `case`, a product, aligned as fresh arrays are; of
+    `auto` also for partners of other sizes, with which products may take planes.
+    """
     found: set[KernelSource] = set()
     shapes = case.shapes()
-    for side, trans in (("a", case.trans_a), ("b", case.trans_b)):
+    modes = (case.compute, "3xfp16") if case.compute == "auto" else (case.compute,)
+    for (side, trans), mode in itertools.product((("a", case.trans_a), ("b", case.trans_b)), modes):
         recorder = LaunchRecorder(spec, MAX_GRID, 0)
         operand = argument(recorder, Operand.contiguous(shapes[side], case.stored_dtype))
         # It looks at the data in the end, and there are none.
         with suppress(AttributeError):
-            prepare_on(recorder, operand, side, case.compute, trans=trans, layout=case.layout)
+            prepare_on(recorder, operand, side, mode, trans=trans, layout=case.layout)
         found |= _sources(launches(recorder))
     return found
 

@@ -63,7 +63,8 @@ class MemoryPlan:
     `slots`: panels of A and of B that are held; `slot_bytes`: of each of them. `windows`: of the result (and of C),
     as many as there may be blocks under way at once.
     `seconds`: by the model, copies beneath the computation counted so. `strips`: in which a block is computed, one
-    after the other, so that planes take less (`GemmConfig.strips`); then by that `algorithm`. The bits are the same.
+    after the other, so that planes take less (`GemmConfig.strips`): those that are `stripped`, all that have that
+    `algorithm`. The bits are the same.
     """
 
     order: tuple[int, ...]
@@ -78,6 +79,7 @@ class MemoryPlan:
     seconds: float
     strips: int = 1
     algorithm: AlgorithmName | None = None
+    stripped: frozenset[int] = frozenset()
 
     @property
     def uploaded_bytes(self) -> int:
@@ -160,10 +162,17 @@ class _Planner:
         problems = {index: grid.block_problem(index) for index in shapes.values()}
         self.block_s = {index: block_seconds(problem, spec, strips) for index, problem in problems.items()}
         self.compute_s = sum(self.block_s[kind] for kind in self.kinds)
-        algorithms = {algorithm_with_strips(problem, spec) for problem in problems.values()}
-        self.algorithm = algorithms.pop() if len(algorithms) == 1 else None
-        """Algorithm of all blocks, if they can be computed in strips."""
-        self.workspace = max(workspace_bytes(problem, spec, strips) for problem in problems.values())
+        algorithms = {index: algorithm_with_strips(problem, spec) for index, problem in problems.items()}
+        largest = max(problems, key=lambda index: problems[index].flops())
+        self.algorithm = None if None in algorithms.values() else algorithms[largest]
+        """Algorithm of the largest blocks, if all can be computed in strips; others may have another one."""
+        self.stripped = frozenset(
+            index for index, kind in enumerate(self.kinds) if strips > 1 and algorithms[kind] == self.algorithm
+        )
+        self.workspace = max(
+            workspace_bytes(problem, spec, strips if index in self.stripped else 1)
+            for index, problem in problems.items()
+        )
         self.window = max(grid.window_bytes(index) for index in problems)
         self.least = sum(self.slot_bytes) + self.window + self.workspace
 
@@ -188,6 +197,7 @@ class _Planner:
                 self._seconds(order, uploads, overlaps=way.windows > 1),
                 self.strips,
                 self.algorithm if self.strips > 1 else None,
+                self.stripped,
             )
             if found is None or _better(plan, found):
                 found = plan

@@ -11,22 +11,28 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_kernels.algorithms.common.panels import panel_bytes, pass_seconds
-from gemmserve_kernels.algorithms.common.splits import SCHEMES
+from gemmserve_kernels.algorithms.common.splits import SCHEMES, strip_shape
 from gemmserve_kernels.algorithms.cpu.gemm import BLOCK_BYTES
+from gemmserve_kernels.algorithms.ozaki import wide
 from gemmserve_kernels.algorithms.ozaki.gemm import resolve as resolve_ozaki
-from gemmserve_kernels.algorithms.ozaki.lines import OUTLIER_WORDS
-from gemmserve_kernels.algorithms.ozaki.plan import WORKSPACE
+from gemmserve_kernels.algorithms.ozaki.lines import OUTLIER_WORDS, PITCH
+from gemmserve_kernels.algorithms.ozaki.moduli import Moduli
+from gemmserve_kernels.algorithms.ozaki.plan import panel_bytes as residue_bytes
+from gemmserve_kernels.algorithms.ozaki.plan import panel_shape
 from gemmserve_kernels.algorithms.screen.gemm_reduce import screened_bytes
 from gemmserve_kernels.algorithms.screen.seconds import screen_seconds
-from gemmserve_kernels.algorithms.splits.gemm import strip_shape, widening_module
+from gemmserve_kernels.algorithms.splits.gemm import widening_module
 from gemmserve_kernels.algorithms.splits.prepass import plane_bytes
 from gemmserve_kernels.algorithms.vendor.blas import copied_bytes
 from gemmserve_kernels.dispatch.estimate import estimate
 from gemmserve_kernels.dispatch.routes import WITHOUT_PRODUCT, Plan, as_uniform, plan, taken_problem
+from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.operand import real_dtype
 from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 from gemmserve_kernels.problem.vocabulary import PARTIAL_KINDS
 
 if TYPE_CHECKING:
+    from gemmserve_kernels.algorithms.ozaki.plan import OzakiTile
     from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_kernels.problem.vocabulary import AlgorithmName
 
@@ -42,6 +48,8 @@ _READ_RATE: Final = 1e12
 """Bytes a second of operands that are read once, about."""
 _SPLIT: Final = 2.0
 """Bytes read and written for each byte of an operand that is made into planes."""
+_CONVERTED: Final = 3.5
+"""The same of one that is made into residues: the model's passes over operands (`common.time_model`)."""
 _SPLIT_RATE: Final = 2e12
 """Such bytes a second, about (an H200's memory is copied at 4e12)."""
 _LEAST_TILE: Final = 32
@@ -54,11 +62,13 @@ _PARTS: Final = 16
 """Parts that k is split into at most."""
 _PARTIALS: Final = 256 << 20
 """Bytes of them at most (`algorithms.mma.plan`)."""
+_SINGLE_BYTES: Final = 4
 _PLANES: Final = ("3xfp16", "3xfp16-3m", "1xfp16", "6xbf16", "9xbf16")
 
 
 STRIPS: Final = (1, 2, 4, 8, 16)
-"""Strips that a block may be computed in (`GemmConfig.strips`), by algorithms that make planes."""
+"""Strips that a block may be computed in (`GemmConfig.strips`), by algorithms that make planes, or residues in their
+place."""
 
 
 @lru_cache(maxsize=1024)
@@ -69,6 +79,8 @@ def algorithm_with_strips(problem: GemmProblem | GemmReduceProblem, spec: Device
     if isinstance(problem, GemmReduceProblem) or problem.batch > 1 or spec.kind == "cpu":
         return None
     chosen = plan(problem, spec)
+    if chosen.arithmetic == "ozaki":
+        return chosen.algorithm if real_dtype(problem.dtype).itemsize == _SINGLE_BYTES else None
     return chosen.algorithm if chosen.algorithm in {"wgmma", "mma", "mfma"} and chosen.arithmetic in _PLANES else None
 
 
@@ -78,6 +90,10 @@ def workspace_bytes(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec, 
     planning it raises (ComputeUnsupported, ConfigInfeasible).
     """
     chosen = plan(problem, spec)
+    if strips > 1 and chosen.arithmetic == "ozaki" and algorithm_with_strips(problem, spec) is not None:
+        assert isinstance(problem, GemmProblem)
+        config = replace(chosen.config or GemmConfig(), strips=strips)
+        return _product_bytes(problem, replace(chosen, config=config), spec)
     if strips > 1 and isinstance(problem, GemmProblem) and algorithm_with_strips(problem, spec) is not None:
         # All but planes is as for the whole, whose tiles it has; flags and deficits are each strip's own.
         m, n = strip_shape(problem.m, problem.n, strips)
@@ -135,21 +151,30 @@ def _partial_bytes(problem: GemmProblem, spec: DeviceSpec) -> int:
 
 def _algorithm_bytes(plan: Plan, problem: GemmProblem, spec: DeviceSpec) -> int:
     if plan.arithmetic == "ozaki":
-        tile = resolve_ozaki(plan.config, problem, spec)
-        moduli = tile.moduli * (3 if problem.dtype.kind == "c" else 1)
-        lines, tiles = (problem.m + problem.n) * problem.k, problem.m * problem.n
-        apart = 4 * OUTLIER_WORDS * problem.batch * (problem.m + problem.n) if tile.outliers else 0
-        return apart + min(WORKSPACE, 2 * moduli * problem.batch * (lines + tiles))
+        return _residue_bytes(problem, resolve_ozaki(plan.config, problem, spec), spec)
     if plan.arithmetic in _PLANES:
         scheme = SCHEMES[problem.compute]
         return plane_bytes(problem, scheme, widens=widening_module(problem, plan.config, spec) is not None)
     return 0
 
 
+def _residue_bytes(problem: GemmProblem, tile: OzakiTile, spec: DeviceSpec) -> int:
+    """Return bytes of residues of a panel, or of the planes that lie there afterwards, and of outliers."""
+    planes = Moduli.first(tile.moduli, complex_=problem.dtype.kind == "c").planes
+    pitch = -(-problem.k // PITCH) * PITCH
+    rows, columns = panel_shape(problem.m, problem.n, pitch, planes, tile.workspace, tile.strips)
+    m, n = strip_shape(problem.m, problem.n, tile.strips)
+    whole = residue_bytes(min(problem.m, m), min(problem.n, n), pitch, planes) * problem.batch
+    needed = min(whole, max(tile.workspace, residue_bytes(rows, columns, pitch, planes)))
+    if wide.serves(problem, spec):
+        needed = max(needed, wide.plane_bytes(problem, tile.strips, tile.workspace))
+    return needed + (4 * OUTLIER_WORDS * problem.batch * (problem.m + problem.n) if tile.outliers else 0)
+
+
 @lru_cache(maxsize=1024)
 def block_seconds(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec, strips: int = 1) -> float:
     """Return seconds that a block takes on a device, by the tables of what was measured where there are any; each of
-    several strips makes the planes of its rows and columns anew.
+    several strips makes the planes of its rows and columns anew, or the residues of its columns.
     """
     if spec.kind == "cpu":
         return problem.flops() / (_CORE_RATE * max(1, spec.sm_count))
@@ -167,5 +192,8 @@ def block_seconds(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec, st
     if isinstance(problem, GemmReduceProblem) and in_panels:
         seconds += pass_seconds(problem, spec, problem.accumulate.itemsize)
     rows, columns = strip_shape(problem.m, problem.n, strips)
-    again = (-(-problem.n // columns) - 1) * problem.a.nbytes + (-(-problem.m // rows) - 1) * problem.b.nbytes
+    again = (-(-problem.m // rows) - 1) * problem.b.nbytes
+    if chosen.arithmetic == "ozaki":  # whose residues of rows serve all columns
+        return seconds + _CONVERTED * again / _SPLIT_RATE
+    again += (-(-problem.n // columns) - 1) * problem.a.nbytes
     return seconds + _SPLIT * again / _SPLIT_RATE

@@ -138,6 +138,14 @@ class Plan:
             return False
         return self.arithmetic in {"3xfp16", "3xfp16-3m", "1xfp16", "ozaki"}
 
+    def prepared_by(self, compute: str) -> str | None:
+        """Return the compute mode by which operands of a product in mode `compute` are prepared so that it takes them:
+        of `auto` that of the arithmetic, which depends on the partner, too. None where it takes none.
+        """
+        if not self.takes_prepared:
+            return None
+        return self.arithmetic if compute == "auto" and self.arithmetic in COMPUTE_MODES else compute
+
     def run_gemm(self, launcher: Launcher, problem: GemmProblem, a: Any, b: Any, c: Any, out: Any) -> None:
         """Launches a plan of products that is neither the vendor's BLAS nor NumPy: see ProductAlgorithm."""
         module = product_algorithm(self.algorithm, self.arithmetic)
@@ -342,8 +350,6 @@ def _unfit(route: Route, problem: GemmProblem, spec: DeviceSpec) -> str | None:
     half = problem.dtype == np.float16
     if half != (arithmetic == "fp16") or (double and arithmetic != "ozaki"):
         return f"{arithmetic} does not apply to {problem.dtype.name}"
-    if problem.compute == "auto" and arithmetic == "ozaki" and not double:
-        return "auto uses residues for 64-bit data only"
     return None
 
 

@@ -16,6 +16,9 @@ import numpy as np
 
 from gemmserve_kernels.algorithms.common.splits import DEPTHS
 from gemmserve_kernels.algorithms.common.time_model import ITEMSIZE
+from gemmserve_kernels.algorithms.ozaki.lines import PITCH
+from gemmserve_kernels.algorithms.ozaki.moduli import Moduli, needed
+from gemmserve_kernels.algorithms.ozaki.plan import WORKSPACE, panel_bytes, panel_shape
 from gemmserve_kernels.blocks import memory_plan
 from gemmserve_kernels.blocks.grid import Grid
 from gemmserve_kernels.problem.errors import ParameterInvalid
@@ -74,7 +77,9 @@ class Share:
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of the planes of one block's panels."""
+        """Bytes of the planes of one block's panels, or of residues."""
+        if self.arithmetic == "ozaki":
+            return residue_bytes(self.block_rows, self.block_columns, self.k, self.dtype)
         return (self.block_rows + self.block_columns) * self.k * plane_bytes(self.dtype, self.arithmetic)
 
 
@@ -89,9 +94,18 @@ class Memory:
     streams: str | None
 
 
+def residue_bytes(rows: int, columns: int, k: int, dtype: str) -> int:
+    """Return the bytes of residues of a block: of its panels and of its products, in pieces where they are large."""
+    moduli = Moduli.first(needed(k, np.dtype(dtype)), complex_=dtype.startswith("complex"))
+    pitch = -(-k // PITCH) * PITCH
+    smallest = panel_shape(rows, columns, pitch, moduli.planes, WORKSPACE)
+    whole = panel_bytes(rows, columns, pitch, moduli.planes)
+    return min(whole, max(WORKSPACE, panel_bytes(*smallest, pitch, moduli.planes)))
+
+
 def plane_bytes(dtype: str, arithmetic: str) -> int:
     """Return the bytes of planes that an algorithm of that arithmetic makes of an element; 0 where it takes operands as
-    they are, or in pieces (`ozaki`).
+    they are.
     """
     parts = 2 if dtype.startswith("complex") else 1
     if arithmetic == "3xfp16-3m":

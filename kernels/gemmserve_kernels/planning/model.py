@@ -392,11 +392,12 @@ def _share(rates: Rates, product: Product, hosts: Hosts, cut: Cut, side: int) ->
     block_rows, block_columns = (
         min(edge, most) for edge, most in zip(block_sides(product, side), (rows, columns), strict=True)
     )
-    algorithm, arithmetic = _algorithm(rates, product, block_rows, block_columns, k)
     budget = _budget(rates, hosts)
     k_parts = 1
     while True:
-        share = Share(rows, columns, math.ceil(k / k_parts), block_rows, block_columns, product.dtype, arithmetic)
+        depth = math.ceil(k / k_parts)
+        algorithm, arithmetic = _algorithm(rates, product, block_rows, block_columns, depth)
+        share = Share(rows, columns, depth, block_rows, block_columns, product.dtype, arithmetic)
         if least_bytes(share) <= budget or share.k == 1 or worker_bytes(share, rates.spec, product.compute) <= budget:
             return share, k_parts, _named(algorithm, arithmetic)
         if max(block_rows, block_columns) > _NARROWEST:

@@ -12,12 +12,13 @@ that the sums of real and imaginary parts fit; for bfloat16, [2**30, 2**31)).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
 
-from gemmserve_kernels.algorithms.common.verdict import GROUP_WORDS, groups
+from gemmserve_kernels.algorithms.common.verdict import GROUP, GROUP_WORDS, groups
 from gemmserve_kernels.device.struct_params import MatrixView
 from gemmserve_kernels.device.tensor_map import Box
 
@@ -127,3 +128,16 @@ class Planes:
     def box(self, block_k: int, rows: int, planes: int) -> Box:
         """See WgmmaSide."""
         return Box((self.pitch, self.rows, self.count, self.matrices), (block_k, rows, planes, 1))
+
+
+def strip_shape(m: int, n: int, strips: int) -> tuple[int, int]:
+    """Return rows and columns of a strip, but for the last ones: the result is cut across columns no less often than
+    across rows, as evenly as can be. The tiles by which accuracy is judged lie within one strip.
+    """
+    down = next(count for count in range(math.isqrt(strips), 0, -1) if strips % count == 0)
+    return _strip(m, down), _strip(n, strips // down)
+
+
+def _strip(extent: int, count: int) -> int:
+    even = -(-extent // count)
+    return -(-even // GROUP) * GROUP

@@ -72,7 +72,9 @@ UNFIT: Final = DEEP | SPARSE
 """Flags of a vector of bfloat16 planes, and those of a pair, together, that these must not multiply
 (cuda/common/judging/flag_bits.cuh)."""
 
-TILES: Final = {None: 0, "served": 1, "rest": 2}
+Tiles = Literal["served", "rest", "failing"]
+"""Tiles that float16 planes serve, the rest of them, and those that residues do not serve (`ozaki.bound`)."""
+TILES: Final = {None: 0, "served": 1, "rest": 2, "failing": 3}
 """enum Tiles in cuda/common/judging/verdict.cuh: what a kernel computes; None: all."""
 
 
@@ -100,17 +102,21 @@ class Deficits:
 
 
 class Judged(NamedTuple):
-    """Tiles that a kernel computes: those that float16 planes serve, or the rest of them.
+    """Tiles that a kernel computes: those that float16 planes serve, the rest of them, or those that residues do not.
 
     Addresses: of the operands' deficits, of a word that the former kernel sets where there is a rest, and of the
-    counters (`Launcher.counters`) that the latter adds its elements to.
+    counters (`Launcher.counters`) that the latter adds its elements to. Of "failing" tiles: `words_*` of the deficits
+    from one product to the next, 0 where the operand is shared; the `most` that two deficits may be together.
     """
 
-    tiles: Literal["served", "rest"]
+    tiles: Tiles
     deficits_a: int
     deficits_b: int
     wanted: int
     counters: int
+    words_a: int = 0
+    words_b: int = 0
+    most: int = 0
 
 
 def is_doubtful(counts: Any, k: int) -> Any:

@@ -6,17 +6,17 @@
              of, nor of what meets only such
     multiply residues modulo each p, exactly, in INT8 with 32-bit sums
     combine  Chinese remainders, exactly, one rounding, then alpha, beta and C
-    tiles    those that the counts do not let pass, in double precision on tensor cores (`dmma`)
+    tiles    those that the counts do not let pass: in double precision on tensor cores (`dmma`), or where operands are
+             of single precision from three bfloat16 parts (`ozaki.wide`)
 
 Source: K. Ozaki, Y. Uchino, T. Imamura, arXiv 2504.08009. Unlike there, the scale of a row depends on that row alone
 (see `moduli`), so that a prepared operand serves any partner, and products are reduced before they are written.
 
 What the counts promise of every element is a theorem (`ozaki.bound`); the device decides by it tile by tile, without a
-look from the host, and makes those that do not pass natively, and only so: products of single precision in double,
-rounded once.
+look from the host, and makes those that do not pass another way, and only so.
 
 Workspace: at most `plan.WORKSPACE` bytes for the residues of operands and products, or what the smallest panel
-takes; larger problems go panel by panel. Results do not depend on panels.
+takes; larger problems go panel by panel, and any in `GemmConfig.strips`. Results do not depend on panels.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 import numpy as np
 
 from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand, source_of
+from gemmserve_kernels.algorithms.ozaki import wide
 from gemmserve_kernels.algorithms.ozaki.bound import MOST_OUTLIERS, most_outliers
 from gemmserve_kernels.algorithms.ozaki.lines import Lines, Prepared
 from gemmserve_kernels.algorithms.ozaki.moduli import MAX_K, Moduli, available, needed
@@ -44,9 +45,13 @@ if TYPE_CHECKING:
     from gemmserve_kernels.problem.problem import GemmProblem
 
 
-_DTYPES: Final = ("float32", "float64", "complex64", "complex128")
+_SINGLE: Final = ("float32", "complex64")
+_DTYPES: Final = (*_SINGLE, "float64", "complex128")
 MIN_K: Final = 128
 """Shortest k of `auto`: from there on ordinary data pass (`ozaki.bound`)."""
+AUTO_FROM: Final = {"complex64": 2048}
+"""Extents m, n and k of products of single precision from which on `auto` may have them made of residues; of dtypes
+that are not here never. Those of double precision have `MIN_K` alone."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +114,22 @@ def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
         return "A, B and C must have one dtype"
     if problem.compute == "auto" and problem.k < MIN_K:
         return f"below k = {MIN_K} the rounding to integers shows beside {problem.dtype.name}'s own"
+    if problem.compute == "auto" and problem.dtype.name in _SINGLE and (reason := _unfit_for_auto(problem, spec)):
+        return reason
     if problem.k > MAX_K:
         return f"k is at most {MAX_K}"
+    return None
+
+
+def _unfit_for_auto(problem: GemmProblem, spec: DeviceSpec) -> str | None:
+    """Return why `auto` has no residues for a product of single precision, or None."""
+    least = AUTO_FROM.get(problem.dtype.name)
+    if least is None:
+        return f"auto has no residues of {problem.dtype.name}"
+    if min(problem.m, problem.n, problem.k) < least:
+        return f"auto has residues of {problem.dtype.name} from {least} x {least} x {least} on"
+    if not wide.serves(problem, spec):
+        return "tiles that residues do not serve have no planes"
     return None
 
 
@@ -120,7 +139,7 @@ def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -
     Raises ConfigInfeasible.
     """
     config = config or GemmConfig()
-    config.only("ozaki", ("moduli", "stages", "raster", "cluster", "outliers"))
+    config.only("ozaki", ("moduli", "stages", "raster", "cluster", "outliers", "strips"))
     moduli = config.moduli or needed(problem.k, problem.dtype)
     complex_ = problem.dtype.kind == "c"
     most = len(available(complex_=complex_))
@@ -131,7 +150,7 @@ def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -
     outliers = most_outliers(problem.k, problem.dtype) if config.outliers is None else config.outliers
     if outliers > MOST_OUTLIERS:
         raise ConfigInfeasible(f"outliers: at most {MOST_OUTLIERS} a line, not {outliers}")
-    tile = OzakiTile(moduli, config.stages or 4, config.raster or 8, config.cluster or 2, outliers)
+    tile = OzakiTile(moduli, config.stages or 4, config.raster or 8, config.cluster or 2, outliers, config.strips or 1)
     if tile.cluster > 2:
         raise ConfigInfeasible(f"cluster: the ozaki kernel has 1 and 2, not {tile.cluster}")
     if tile.shared + SHARED > spec.shared_per_block:
@@ -161,7 +180,12 @@ def run_gemm(
     for side, x in enumerate(payloads):
         usable = isinstance(x, OzakiOperand) and x.serves(problem, side, tile)
         prepared.append(Prepared(x.residues, x.codes, x.deficits, x.apart) if usable else None)
-    Run(launcher, problem, tile, stored, bases, (prepared[0], prepared[1])).run()
+    goes_wide = wide.serves(problem, launcher.spec)
+    run = Run(launcher, problem, tile, stored, bases, (prepared[0], prepared[1]), keeps=goes_wide)
+    run.run()
+    if goes_wide:
+        c = None if problem.beta == 0 else c
+        wide.run(launcher, problem, tile.strips, tile.workspace, arrays[0], arrays[1], c, out, run.found)
 
 
 def prepare_operand(

@@ -89,25 +89,41 @@ class Deficits:
         return launcher.pointer(self.array) + 4 * self.matrices * self.groups * (QUARTERS + WORDS)
 
 
+def deficits_in(prepared: Prepared, lines: int) -> Deficits:
+    """Return the deficits of an operand of so many lines that was prepared."""
+    return Deficits(prepared.deficits, prepared.codes.shape[0], groups_of(lines))
+
+
 @dataclass(frozen=True)
 class Tally:
     """Counts of an operand's lines. `sums`, `arrivals`: of use until all lines are converted. `outliers`: int32
     (matrices, lines, OUTLIER_WORDS), `Outliers` in cuda/ozaki/params.cuh; None where none are multiplied apart.
+    `deficits` may be of more matrices, `ahead` of them before these.
     """
 
     deficits: Deficits
     sums: Any
     arrivals: Any
     outliers: Any | None
+    ahead: int = 0
 
     @classmethod
-    def allocate(cls, launcher: Launcher, matrices: int, lines: int, *, outliers: bool) -> Tally:
-        """Memory; `Lines.scale` clears it."""
-        deficits = Deficits.allocate(launcher, matrices, lines)
+    def allocate(
+        cls,
+        launcher: Launcher,
+        matrices: int,
+        lines: int,
+        *,
+        outliers: bool,
+        deficits: Deficits | None = None,
+        ahead: int = 0,
+    ) -> Tally:
+        """Memory, but for `deficits` that are there; `Lines.scale` clears it."""
+        deficits = deficits or Deficits.allocate(launcher, matrices, lines)
         sums = launcher.empty((matrices, lines), np.dtype(np.uint64))
         arrivals = launcher.empty((matrices * deficits.groups,), np.dtype(np.uint32))
         apart = launcher.empty((matrices, lines, OUTLIER_WORDS), np.dtype(np.int32)) if outliers else None
-        return cls(deficits, sums, arrivals, apart)
+        return cls(deficits, sums, arrivals, apart, ahead)
 
 
 @dataclass(frozen=True)
@@ -159,9 +175,11 @@ class Lines:
         shape = (matrices, self.planes, -(-lines // UNIT) * UNIT, self.pitch)
         return launcher.empty(shape, np.dtype(np.uint8))
 
-    def tally(self, launcher: Launcher, matrices: int) -> Tally:
-        """Memory for the counts of so many matrices."""
-        return Tally.allocate(launcher, matrices, self.view.rows, outliers=self.outliers > 0)
+    def tally(self, launcher: Launcher, matrices: int, deficits: Deficits | None = None, ahead: int = 0) -> Tally:
+        """Memory for the counts of so many matrices; `deficits`, `ahead` as in `Tally`."""
+        return Tally.allocate(
+            launcher, matrices, self.view.rows, outliers=self.outliers > 0, deficits=deficits, ahead=ahead
+        )
 
     def outliers_of(self, launcher: Launcher, outliers: Any, matrix: int) -> int:
         """The address of a matrix's outliers."""
@@ -172,8 +190,8 @@ class Lines:
         params = TallyParams(
             sums=launcher.pointer(tally.sums) + first * self.view.rows * 8,
             arrivals=launcher.pointer(tally.arrivals) + first * deficits.groups * 4,
-            deficits=deficits.counted(launcher, first),
-            least=deficits.least(launcher, first),
+            deficits=deficits.counted(launcher, tally.ahead + first),
+            least=deficits.least(launcher, tally.ahead + first),
             doubt=deficits.doubt(launcher),
             outliers=0 if tally.outliers is None else self.outliers_of(launcher, tally.outliers, first),
             groups=deficits.groups,
@@ -211,7 +229,7 @@ class Lines:
         params = ScaleParams(
             line=line,
             target=self.moduli.target(self.view.columns),
-            tally=self._tally(launcher, tally, before, counts=before == 0),
+            tally=self._tally(launcher, tally, before, counts=tally.ahead + before == 0),
         )
         grid = -(-self.view.rows // 32) * matrices
         launcher.launch(self._source("ozaki_scale"), "ozaki_scale", grid=grid, block=1024, shared=0, params=params)
@@ -286,11 +304,12 @@ class Residues:
 class OzakiSide:
     """One operand of a launch: makes the residues of a panel, or finds them prepared; keeps the last ones.
 
-    `piece`, in its methods, is the number of the launch's first matrix in the product.
+    `piece`, in its methods, is the number of the launch's first matrix in the product. `kept`: deficits of all of the
+    product's matrices, for who asks for them when all is launched; None: of a panel's alone.
     """
 
-    def __init__(self, lines: Lines, prepared: Prepared | None, *, shared: bool) -> None:
-        self.lines, self.prepared = lines, prepared
+    def __init__(self, lines: Lines, prepared: Prepared | None, *, shared: bool, kept: Deficits | None = None) -> None:
+        self.lines, self.prepared, self.kept = lines, prepared, kept
         self.shared = prepared.codes.shape[0] == 1 if prepared else shared
         self._codes: tuple[int, Any, Tally] | None = None
         self._counted: set[int] = set()
@@ -304,16 +323,17 @@ class OzakiSide:
         """Makes the scales of the panel's matrices. What is known of them to the other side."""
         first, matrices = self._matrices(panel)
         if self.prepared is not None:
-            deficits, start = self._deficits(self.prepared), 0 if self.shared else piece + first
+            deficits, start = deficits_in(self.prepared, self.lines.view.rows), 0 if self.shared else piece + first
         else:
             if self._codes is None or self._codes[0] != first:
                 lines = self.lines.view.rows
                 codes = launcher.empty((matrices, lines), np.dtype(np.int32))
-                tally = self.lines.tally(launcher, matrices)
+                ahead = 0 if self.shared or self.kept is None else piece + first
+                tally = self.lines.tally(launcher, matrices, self.kept, ahead)
                 self.lines.scale(launcher, batch_shape, first, codes, matrices, tally)
                 self._codes = first, codes, tally
                 self._counted.clear()
-            deficits, start = self._codes[2].deficits, 0
+            deficits, start = self._codes[2].deficits, self._codes[2].ahead
         return Partner(
             deficits.least(launcher, start), 0 if self.shared else deficits.groups, -(-self.lines.view.rows // LINES)
         )
@@ -333,7 +353,8 @@ class OzakiSide:
         if self.prepared is not None:
             start = 0 if self.shared else piece + first
             prepared = self.prepared
-            return self._found(launcher, prepared, self._deficits(prepared), line, line, matrices, start)
+            deficits = deficits_in(prepared, self.lines.view.rows)
+            return self._found(launcher, prepared, deficits, line, line, matrices, start, ahead=start)
         if self._last is not None and self._last[0] == (first, line, count):
             return self._last[1]
         self._last = None  # its memory may serve again
@@ -349,12 +370,9 @@ class OzakiSide:
             launcher, batch_shape, first, codes, residues, line, count, tally, counts=counts, partner=partner
         )
         made = Prepared(residues, codes, tally.deficits.array, tally.outliers)
-        found = self._found(launcher, made, tally.deficits, line, 0, matrices)
+        found = self._found(launcher, made, tally.deficits, line, 0, matrices, ahead=tally.ahead)
         self._last = (first, line, count), found
         return found
-
-    def _deficits(self, prepared: Prepared) -> Deficits:
-        return Deficits(prepared.deficits, prepared.codes.shape[0], groups_of(self.lines.view.rows))
 
     def _found(
         self,
@@ -365,13 +383,17 @@ class OzakiSide:
         first_line: int,
         matrices: int,
         start: int = 0,
+        *,
+        ahead: int,
     ) -> Residues:
-        """`line`: the panel's first; `first_line`: that of them in the residues."""
+        """`line`: the panel's first; `first_line`: that of them in the residues. `start`, `ahead`: matrices before the
+        panel's first, in what was made and in the deficits.
+        """
         lines = made.residues.shape[2]
         return Residues(
             launcher.pointer(made.residues) + start * self.lines.planes * lines * self.lines.pitch,
             launcher.pointer(made.codes) + start * self.lines.view.rows * 4,
-            deficits.counted(launcher, start, line),
+            deficits.counted(launcher, ahead, line),
             deficits.doubt(launcher),
             0 if made.outliers is None else self.lines.outliers_of(launcher, made.outliers, start),
             groups_of(self.lines.view.rows),

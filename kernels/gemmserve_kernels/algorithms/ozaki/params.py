@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.ozaki.moduli import Moduli
 
 
+JUDGES: Final = 1
+CLEARS: Final = 2
+LISTS: Final = 4
+"""enum Judging in cuda/common/judging/judged.cuh."""
+STATUS_WORDS: Final = 4
+"""STATUS_WORDS there."""
+
+
 @device_struct("ozaki/params.cuh")
 class LineParams(ctypes.Structure):
     """An operand as lines along k."""

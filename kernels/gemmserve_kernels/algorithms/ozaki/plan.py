@@ -8,20 +8,27 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gemmserve_kernels.algorithms.common.operands import TYPES, Operands, flag
+from gemmserve_kernels.algorithms.common.splits import strip_shape
 from gemmserve_kernels.algorithms.dmma import gemm as dmma
 from gemmserve_kernels.algorithms.ozaki.bound import limit
 from gemmserve_kernels.algorithms.ozaki.lines import (
     PITCH,
     UNIT,
+    Deficits,
     Lines,
     OzakiSide,
     Panel,
     Prepared,
     Residues,
+    deficits_in,
     line_source,
 )
 from gemmserve_kernels.algorithms.ozaki.moduli import Moduli
 from gemmserve_kernels.algorithms.ozaki.params import (
+    CLEARS,
+    JUDGES,
+    LISTS,
+    STATUS_WORDS,
     JudgedParams,
     MultiplyParams,
     RemainderParams,
@@ -47,15 +54,34 @@ WORKSPACE: Final = 7 << 30
 """Bytes of residues at once: 8192 x 8192 x 8192 complex takes one panel."""
 TILE_M: Final = 128
 TILE_N: Final = 256
+_WORD: Final = 4
 SHARED: Final = 1024
 """For the alignment of the stages."""
 
 
 @dataclass(frozen=True)
+class Found:
+    """Rest that residues leave of a product: addresses of the deficits of the first product's rows and columns, groups
+    from one product to the next (0 where an operand is shared), the address of the word that says how many tiles fail,
+    behind STATUS_WORDS others that are zero (judging/judged.cuh), and of `Launcher.counters`.
+    """
+
+    deficits: tuple[int, int]
+    groups: tuple[int, int]
+    failing: int
+    counters: int
+
+    @property
+    def status(self) -> int:
+        """The address of the words ahead."""
+        return self.failing - _WORD * STATUS_WORDS
+
+
+@dataclass(frozen=True)
 class OzakiTile:
     """Every choice made. `stages` of 48 KiB; `raster`: rows of tiles (of clusters) walked down together; `cluster`:
-    blocks that share B by multicast; `outliers`: elements of a line that are multiplied apart at most; `plain`: no
-    tensor cores.
+    blocks that share B by multicast; `outliers`: elements of a line that are multiplied apart at most; `strips`: panels
+    at least that a product is cut into; `plain`: no tensor cores.
     """
 
     moduli: int
@@ -63,6 +89,7 @@ class OzakiTile:
     raster: int = 8
     cluster: int = 2
     outliers: int = 0
+    strips: int = 1
     workspace: int = WORKSPACE
     plain: bool = False
 
@@ -72,25 +99,36 @@ class OzakiTile:
         return self.stages * (TILE_M + TILE_N) * 128 + SHARED
 
 
-def panels(m: int, n: int, pitch: int, matrices: int, planes: int, workspace: int) -> Iterator[Panel]:
-    """Cuts a batch so that residues take at most `workspace` bytes, if the smallest panels do.
+def panel_bytes(rows: int, columns: int, pitch: int, planes: int) -> int:
+    """Bytes of the residues of a panel of one matrix: of both operands, and of the products."""
+    down, right = (-(-x // UNIT) * UNIT for x in (rows, columns))
+    return planes * ((down + right) * pitch + -(-rows // TILE_M) * TILE_M * right)
 
-    Rows come first: A's residues are made once where all rows fit.
+
+def panel_shape(m: int, n: int, pitch: int, planes: int, workspace: int, strips: int = 1) -> tuple[int, int]:
+    """Return rows and columns of panels, `strips` of them at least, whose residues take at most `workspace` bytes, if
+    the smallest panels do.
     """
 
     def up(x: int, unit: int) -> int:
         return -(-x // unit) * unit
 
-    def size(rows: int, columns: int) -> int:
-        return planes * ((up(rows, UNIT) + up(columns, UNIT)) * pitch + up(rows, TILE_M) * up(columns, TILE_N))
-
-    rows, columns = m, n
-    while size(rows, columns) > workspace and max(rows, columns) > TILE_N:
+    rows, columns = (min(extent, most) for extent, most in zip((m, n), strip_shape(m, n, strips), strict=True))
+    while panel_bytes(rows, columns, pitch, planes) > workspace and max(rows, columns) > TILE_N:
         if columns >= rows or (columns > 2048 and rows * pitch * planes < workspace // 2):
             columns = up(-(-columns // 2), UNIT)
         else:
             rows = up(-(-rows // 2), UNIT)
-    count = max(1, min(matrices, workspace // size(rows, columns)))
+    return rows, columns
+
+
+def panels(m: int, n: int, pitch: int, matrices: int, planes: int, workspace: int, strips: int = 1) -> Iterator[Panel]:
+    """Cuts a batch so that residues take at most `workspace` bytes, if the smallest panels do.
+
+    Rows come first: A's residues are made once where all rows fit.
+    """
+    rows, columns = panel_shape(m, n, pitch, planes, workspace, strips)
+    count = max(1, min(matrices, workspace // panel_bytes(rows, columns, pitch, planes)))
     for first in range(0, matrices, count):
         for row in range(0, m, rows):
             for column in range(0, n, columns):
@@ -110,7 +148,12 @@ class Run:
         stored: Sequence[StoredArray],
         bases: Sequence[int],
         prepared: tuple[Prepared | None, Prepared | None],
+        *,
+        keeps: bool = False,
     ) -> None:
+        """`keeps`: tiles that fail are left to the caller, who asks for what is `found`; else they are multiplied in
+        double.
+        """
         self.launcher, self.problem, self.tile, self.prepared = launcher, problem, tile, prepared
         self.complex_ = problem.dtype.kind == "c"
         self.moduli = Moduli.first(tile.moduli, complex_=self.complex_)
@@ -122,6 +165,37 @@ class Run:
         self.operands = operands
         self.views = [view.shifted_by(base) for view, base in zip(views, bases, strict=True)]
         self.d_dtype = stored[3].dtype
+        self.failing = launcher.empty((STATUS_WORDS + 1,), np.dtype(np.int32)) if keeps else None
+        self.kept: list[Deficits | None] = [None, None]
+        if keeps:
+            sides = zip(self.views, prepared, (problem.m, problem.n), strict=False)
+            self.kept = [self._kept(view, given, lines) for view, given, lines in sides]
+        self._judging = JUDGES | CLEARS
+
+    def _kept(self, view: MatrixView, prepared: Prepared | None, lines: int) -> Deficits:
+        """Memory for the deficits of all products, or those that were prepared."""
+        if prepared is not None:
+            return deficits_in(prepared, lines)
+        return Deficits.allocate(self.launcher, 1 if self._is_shared(view) else self.problem.batch, lines)
+
+    def _is_shared(self, view: MatrixView) -> bool:
+        """Whether all products have the same matrix of an operand."""
+        return not any(
+            stride for stride, extent in zip(view.batch_strides, self.problem.batch_shape, strict=True) if extent > 1
+        )
+
+    @property
+    def found(self) -> Found:
+        """Deficits and counts that the tiles that fail are computed by, once all is launched."""
+        launcher, (a, b) = self.launcher, self.kept
+        assert a is not None
+        assert b is not None
+        return Found(
+            (a.counted(launcher), b.counted(launcher)),
+            (a.groups if a.matrices > 1 else 0, b.groups if b.matrices > 1 else 0),
+            launcher.pointer(self.failing) + _WORD * STATUS_WORDS,
+            self.counters,
+        )
 
     def run(self) -> None:
         """Launches everything."""
@@ -129,7 +203,7 @@ class Run:
             self._piece(first, batch_shape, views)
 
     def _piece(self, first: int, batch_shape: tuple[int, ...], views: list[MatrixView]) -> None:
-        problem, launcher = self.problem, self.launcher
+        problem, launcher, tile = self.problem, self.launcher, self.tile
         matrices = int(np.prod(batch_shape, dtype=np.int64))
         views_of = (views[0], views[1].transposed())
         conjugates = (self.operands.conjugate_a, self.operands.conjugate_b)
@@ -137,12 +211,13 @@ class Run:
             OzakiSide(
                 Lines(view, self.complex_, problem.planar, conjugate, self.moduli, self.tile.outliers),
                 self.prepared[number],
-                shared=not any(view.batch_strides),
+                shared=not any(view.batch_strides) if self.failing is None else self._is_shared(self.views[number]),
+                kept=self.kept[number],
             )
             for number, (view, conjugate) in enumerate(zip(views_of, conjugates, strict=True))
         ]
         pitch = sides[0].lines.pitch
-        for panel in panels(problem.m, problem.n, pitch, matrices, self.planes, self.tile.workspace):
+        for panel in panels(problem.m, problem.n, pitch, matrices, self.planes, tile.workspace, tile.strips):
             known = [side.scale(launcher, batch_shape, first, panel) for side in sides]
             a = sides[0].residues(launcher, batch_shape, first, panel, panel.row, panel.rows, known[1])
             b = sides[1].residues(launcher, batch_shape, first, panel, panel.column, panel.columns, known[0])
@@ -156,8 +231,10 @@ class Run:
         tiles_n = -(-panel.columns // TILE_N)
         shape = (panel.matrices, self.planes, tiles_m * tiles_n, TILE_M * TILE_N)
         products = launcher.empty(shape, np.dtype(np.uint8))
-        failing = launcher.empty((1 + panel.matrices * tiles_m * tiles_n,), np.dtype(np.int32))
-        judged = self._judged(a, b, launcher.pointer(failing))
+        failing = self.failing
+        if failing is None:
+            failing = launcher.empty((STATUS_WORDS + 1 + panel.matrices * tiles_m * tiles_n,), np.dtype(np.int32))
+        judged = self._judged(a, b, launcher.pointer(failing) + _WORD * STATUS_WORDS)
         self._multiply(panel, a, b, products, tiles_m, tiles_n, judged)
 
         params = RemainderParams(
@@ -197,12 +274,19 @@ class Run:
         source = line_source("ozaki_combine", self.d_dtype.name, problem.planar, self.complex_, True, extra)
         grid = panel.matrices * tiles_m * tiles_n * (TILE_M * TILE_N // 4 // 256)
         launcher.launch(source, "ozaki_combine", grid=grid, block=256, shared=0, params=params)
+        if self.failing is not None:
+            return
         region = dmma.Region(panel.first, panel.matrices, panel.row, panel.rows, panel.column, panel.columns)
         conjugates = (self.operands.conjugate_a, self.operands.conjugate_b)
         dmma.run_tiles(launcher, problem, views, conjugates, batch_shape, region, judged.failing, self.counters)
 
     def _judged(self, a: Residues, b: Residues, failing: int) -> JudgedParams:
         """Return the arguments by which the panel's tiles are judged."""
+        judging = self._judging
+        if self.failing is None:
+            judging |= LISTS
+        else:
+            self._judging = JUDGES  # of all panels together
         return JudgedParams(
             a=a.deficits,
             b=b.deficits,
@@ -212,7 +296,7 @@ class Run:
             a_step=0 if a.shared else a.groups,
             b_step=0 if b.shared else b.groups,
             limit=limit(self.problem.k),
-            judged=1,
+            judged=judging,
         )
 
     def _multiply(

@@ -21,6 +21,7 @@ from gemmserve_kernels.device.struct_params import launches, place_all, stored_o
 from gemmserve_kernels.device.structures import device_struct
 
 if TYPE_CHECKING:
+    from gemmserve_kernels.algorithms.splits.flags import Failing
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_kernels.device.struct_params import StoredArray
@@ -57,14 +58,18 @@ def _plan(
     d: StoredArray,
     matrices_a: tuple[int, ...],
     matrices_b: tuple[int, ...],
+    failing: Failing | None = None,
 ) -> _DmmaFallbackPlan | None:
-    """`matrices_*`: matrices to step in the flags for each axis of the batch. None: see `run`."""
-    oriented = Oriented.of(problem, (a, b, c, d), matrices_a, matrices_b)
+    """`matrices_*`: matrices to step in the flags for each axis of the batch; `failing`: as in `Flags`. None: see
+    `run`.
+    """
+    oriented = Oriented.of(problem, (a, b, c, d), matrices_a, matrices_b, failing)
     operands = oriented.operands
     kind = kind_of(problem)
     chosen = tile or choose(operands.m, operands.n, spec, kind, problem.batch)
     conjugates = operands.conjugate_a, operands.conjugate_b
     extra = {"PLACES": str(_PLACES), "FEW": str(_FEW), "SOME": flag(not problem.planar)}
+    extra |= {} if failing is None else failing.define(swapped=oriented.swapped)
     pieces = []
     for _, inner, found in launches(problem.batch_shape, oriented.views):
         kernel = Kernel.of(spec, problem, chosen, found[:4], conjugates, inner, extra)
@@ -78,7 +83,7 @@ def _plan(
         shift, columns = _places(matrices * gemm.tiles_m, matrices * gemm.tiles_n)
         params = DmmaFallbackParams(
             gemm=gemm,
-            flags=Flags.params(found[4:], problem.k),
+            flags=Flags.params(found[4:], problem.k, failing),
             matrices=matrices,
             tiles=gemm.tiles_m * gemm.tiles_n * matrices,
             shift=shift,
@@ -115,7 +120,7 @@ def run(
     if not launcher.spec.has_wgmma:
         return False
     stored, bases = stored_operands(launcher, problem, a, b, c, out)
-    plan = _plan(launcher.spec, problem, tile, *stored, flags.matrices_a, flags.matrices_b)
+    plan = _plan(launcher.spec, problem, tile, *stored, flags.matrices_a, flags.matrices_b, flags.failing)
     if plan is None:
         return False
     if plan.swapped:

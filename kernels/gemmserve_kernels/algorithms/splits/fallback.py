@@ -19,6 +19,7 @@ from gemmserve_kernels.device.struct_params import launches, place_all, stored_o
 from gemmserve_kernels.device.structures import device_struct
 
 if TYPE_CHECKING:
+    from gemmserve_kernels.algorithms.splits.flags import Failing
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_kernels.device.struct_params import StoredArray
@@ -57,16 +58,18 @@ def _plan(
     d: StoredArray,
     matrices_a: tuple[int, ...],
     matrices_b: tuple[int, ...],
+    failing: Failing | None = None,
 ) -> _FallbackPlan:
-    """`matrices_*`: matrices to step in the flags for each axis of the batch."""
-    oriented = Oriented.of(problem, (a, b, c, d), matrices_a, matrices_b)
+    """`matrices_*`: matrices to step in the flags for each axis of the batch; `failing`: as in `Flags`."""
+    oriented = Oriented.of(problem, (a, b, c, d), matrices_a, matrices_b, failing)
     operands = oriented.operands
     tile = TILES[problem.dtype.name]
-    kernel = TiledKernel.build("fallback", operands, tile, c_dtype=c.dtype, d_dtype=d.dtype, d=oriented.d)
+    extra = None if failing is None else failing.define(swapped=oriented.swapped)
+    kernel = TiledKernel.build("fallback", operands, tile, c_dtype=c.dtype, d_dtype=d.dtype, d=oriented.d, extra=extra)
     pieces = []
     for _, inner, found in launches(problem.batch_shape, oriented.views):
         gemm, tiles = kernel.gemm_params(problem, operands, inner, found[:4])
-        params = FallbackParams(gemm=gemm, flags=Flags.params(found[4:], problem.k), tiles=tiles)
+        params = FallbackParams(gemm=gemm, flags=Flags.params(found[4:], problem.k, failing), tiles=tiles)
         pieces.append((params, min(tiles, BLOCKS * spec.sm_count)))
     return _FallbackPlan(kernel, tuple(pieces), oriented.swapped)
 
@@ -88,7 +91,7 @@ def run(
     if not plain and dmma_fallback.run(launcher, problem, a, b, c, out, flags):
         return
     stored, bases = stored_operands(launcher, problem, a, b, c, out)
-    plan = _plan(launcher.spec, problem, *stored, flags.matrices_a, flags.matrices_b)
+    plan = _plan(launcher.spec, problem, *stored, flags.matrices_a, flags.matrices_b, flags.failing)
     if plan.swapped:
         bases[:2] = bases[1::-1]
     for piece, grid in plan.pieces:

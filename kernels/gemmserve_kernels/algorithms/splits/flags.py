@@ -10,7 +10,7 @@ import numpy as np
 
 from gemmserve_kernels.algorithms.common.operands import Operands, runs_along_rows
 from gemmserve_kernels.algorithms.common.verdict import GROUP_WORDS, groups, most_deficit
-from gemmserve_kernels.device.struct_params import MatrixView, matrix_view
+from gemmserve_kernels.device.struct_params import MatrixView, dense_strides, matrix_view
 from gemmserve_kernels.device.structures import device_struct
 
 if TYPE_CHECKING:
@@ -30,12 +30,28 @@ class FlagParams(ctypes.Structure):
 
 
 @dataclass(frozen=True)
+class Failing:
+    """Deficits by which residues have tiles or not (`ozaki.bound`): words from one product to the next, 0 where an
+    operand is shared, and the `most` that two may be together.
+    """
+
+    words_a: int
+    words_b: int
+    most: int
+
+    def define(self, *, swapped: bool) -> dict[str, str]:
+        """Return the define of kernels that compute what residues do not; `swapped`: as in `Oriented`."""
+        return {"FAILING": "2" if swapped else "1"}
+
+
+@dataclass(frozen=True)
 class Flags:
     """Elements to be computed in plain arithmetic. Addresses, 0 where there is nothing: int32 flags of the rows of
     op(A) and of the columns of op(B); their deficits (`common.verdict`); two words that are both 0 where nothing is
     flagged. `matrices_*`: matrices to step in A's and B's for each axis of the batch. `counters`: what the elements
     that are computed are counted by (`Launcher.counters`), 0: nothing. `widened`: the deficits' tiles have been
-    computed the wide way, and are replaced where a row or column is flagged.
+    computed the wide way, and are replaced where a row or column is flagged. `failing`: the deficits are those of
+    residues, which have the other tiles.
     """
 
     rows: int
@@ -47,6 +63,7 @@ class Flags:
     matrices_b: tuple[int, ...]
     counters: int = 0
     widened: bool = False
+    failing: Failing | None = None
 
     @classmethod
     def of(cls, launcher: Launcher, ready: Prepass, wide: Prepass | None, counters: int) -> Flags:
@@ -64,16 +81,25 @@ class Flags:
 
     @staticmethod
     def views(
-        problem: GemmProblem | GemmReduceProblem, matrices_a: tuple[int, ...], matrices_b: tuple[int, ...]
+        problem: GemmProblem | GemmReduceProblem,
+        matrices_a: tuple[int, ...],
+        matrices_b: tuple[int, ...],
+        failing: Failing | None = None,
     ) -> tuple[MatrixView, MatrixView, MatrixView, MatrixView]:
         """Flags of rows and columns, deficits of both, as matrices of one row; addresses count from the arrays'."""
 
         def view(length: int, steps: tuple[int, ...]) -> MatrixView:
-            return MatrixView(0, 0, _INT, 1, length, 0, 1, tuple(step * length for step in steps))
+            return MatrixView(0, 0, _INT, 1, length, 0, 1, steps)
 
         sides = (problem.m, matrices_a), (problem.n, matrices_b)
-        rows, columns = (view(length, steps) for length, steps in sides)
-        row_groups, column_groups = (view(groups(length) * GROUP_WORDS, steps) for length, steps in sides)
+        rows, columns = (view(length, tuple(step * length for step in steps)) for length, steps in sides)
+        if failing is not None:
+            of_a, of_b = (dense_strides(problem.batch_shape, words) for words in (failing.words_a, failing.words_b))
+            return rows, columns, view(failing.words_a, of_a), view(failing.words_b, of_b)
+        lengths = [groups(length) * GROUP_WORDS for length, _ in sides]
+        row_groups, column_groups = (
+            view(words, tuple(step * words for step in steps)) for words, (_, steps) in zip(lengths, sides, strict=True)
+        )
         return rows, columns, row_groups, column_groups
 
     @staticmethod
@@ -84,21 +110,22 @@ class Flags:
         return views[1], views[0], views[3], views[2]
 
     @staticmethod
-    def params(views: Sequence[MatrixView], k: int) -> FlagParams:
+    def params(views: Sequence[MatrixView], k: int, failing: Failing | None = None) -> FlagParams:
         """The arguments, without addresses."""
         names = "rows", "columns", "row_deficits", "column_deficits"
         found = {name: view.params() for name, view in zip(names, views, strict=True)}
-        return FlagParams(**found, most_deficit=most_deficit(k))
+        return FlagParams(**found, most_deficit=most_deficit(k) if failing is None else failing.most)
 
     def place(self, params: FlagParams, *, swapped: bool) -> None:
         """Adds the addresses to views; where `swapped`, rows are those of op(B)."""
+        ahead = _INT.itemsize if self.failing is None else 0  # a word that says how many vectors are in doubt
         pairs = (
             (params.rows, params.columns, self.rows, self.columns),
             (
                 params.row_deficits,
                 params.column_deficits,
-                self.deficits_a and self.deficits_a + _INT.itemsize,
-                self.deficits_b and self.deficits_b + _INT.itemsize,
+                self.deficits_a and self.deficits_a + ahead,
+                self.deficits_b and self.deficits_b + ahead,
             ),
         )
         for rows, columns, of_a, of_b in pairs:
@@ -127,12 +154,15 @@ class Oriented:
         stored: tuple[StoredArray, StoredArray, StoredArray, StoredArray],
         matrices_a: tuple[int, ...],
         matrices_b: tuple[int, ...],
+        failing: Failing | None = None,
     ) -> Oriented:
-        """`stored`: A, B, C and D. `matrices_*`: matrices to step in the flags for each axis of the batch."""
+        """`stored`: A, B, C and D. `matrices_*`: matrices to step in the flags for each axis of the batch. `failing`:
+        as in `Flags`.
+        """
         operands = Operands.of(problem, stored[0], stored[1])
         shape = (*problem.batch_shape, problem.m, problem.n)
         c, d = (matrix_view(array, shape, planar=problem.planar) for array in stored[2:])
-        flags = Flags.views(problem, matrices_a, matrices_b)
+        flags = Flags.views(problem, matrices_a, matrices_b, failing)
         if not runs_along_rows(d):
             return cls(operands, c, d, flags, swapped=False)
         return cls(operands.transposed(), c.transposed(), d.transposed(), Flags.swap(flags), swapped=True)

@@ -18,16 +18,14 @@ artificial intelligence datatype for higher-precision computations", ARITH 2019.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from gemmserve_kernels.algorithms.common.prepared_operand import source_of
-from gemmserve_kernels.algorithms.common.splits import SCHEMES, WIDE
-from gemmserve_kernels.algorithms.common.verdict import GROUP
+from gemmserve_kernels.algorithms.common.splits import SCHEMES, WIDE, strip_shape
 from gemmserve_kernels.algorithms.mfma import gemm as mfma
 from gemmserve_kernels.algorithms.mma import gemm as mma
 from gemmserve_kernels.algorithms.splits import fallback, prepass
@@ -103,19 +101,6 @@ def strips_of(config: GemmConfig | None) -> int:
     return strips
 
 
-def strip_shape(m: int, n: int, strips: int) -> tuple[int, int]:
-    """Return rows and columns of a strip, but for the last ones: the result is cut across columns no less often than
-    across rows, as evenly as can be. The tiles by which accuracy is judged lie within one strip.
-    """
-    down = next(count for count in range(math.isqrt(strips), 0, -1) if strips % count == 0)
-    return _strip(m, down), _strip(n, strips // down)
-
-
-def _strip(extent: int, count: int) -> int:
-    even = -(-extent // count)
-    return -(-even // GROUP) * GROUP
-
-
 def _of_tile(config: Any) -> Any:
     """Return what a configuration says of tiles: as if the whole were computed at once."""
     return replace(config, strips=None) if isinstance(config, GemmConfig) else config
@@ -144,22 +129,32 @@ def run_gemm(
         _run(launcher, part[0], config, *part[1:], widening)
 
 
-def _strips(
-    problem: GemmProblem, strips: int, a: Any, b: Any, c: Any, out: Any
-) -> Iterator[tuple[GemmProblem, Any, Any, Any, Any]]:
-    """Yield the products of strips, with A, B, C and the result; an operand that comes prepared is not cut."""
+class Strip(NamedTuple):
+    """A part of a product, from `row` and `column` on, with A, B, C and the result."""
+
+    problem: GemmProblem
+    a: Any
+    b: Any
+    c: Any
+    out: Any
+    row: int = 0
+    column: int = 0
+
+
+def strips_in(problem: GemmProblem, strips: int, a: Any, b: Any, c: Any, out: Any) -> Iterator[Strip]:
+    """Yield the strips of a product; an operand that comes prepared is not cut."""
     rows, columns = strip_shape(problem.m, problem.n, strips)
     down = [slice(None)] if source_of(a) is not a else _slices(problem.m, rows)
     along = [slice(None)] if source_of(b) is not b else _slices(problem.n, columns)
     if len(down) == len(along) == 1:
-        yield problem, a, b, c, out
+        yield Strip(problem, a, b, c, out)
         return
     for here in down:
         a_part = a if len(down) == 1 else _cut_axis(a, here, -1 if problem.trans_a in {"T", "C"} else -2)
         for there in along:
             b_part = b if len(along) == 1 else _cut_axis(b, there, -2 if problem.trans_b in {"T", "C"} else -1)
             c_part, out_part = (_cut_axis(_cut_axis(array, here, -2), there, -1) for array in (c, out))
-            yield (
+            yield Strip(
                 replace(
                     problem,
                     m=out_part.shape[-2],
@@ -172,6 +167,8 @@ def _strips(
                 b_part,
                 c_part,
                 out_part,
+                here.start or 0,
+                there.start or 0,
             )
 
 
@@ -180,20 +177,21 @@ def _slices(extent: int, step: int) -> list[slice]:
 
 
 def _cut_axis(array: Any, here: slice, axis: int) -> Any:
-    """Return that part of an array's rows or columns; None of None."""
-    if array is None:
-        return None
+    """Return that part of an array's rows or columns; all of one that is broadcast along them; None of None."""
+    if array is None or array.shape[axis] == 1:
+        return array
     index = [slice(None)] * array.ndim
     index[axis] = here
     return array[tuple(index)]
 
 
 def parts_of(
-    problem: GemmProblem, a: Any, b: Any, c: Any, out: Any, *, widens: bool
+    problem: GemmProblem, a: Any, b: Any, c: Any, out: Any, *, widens: bool, workspace: int | None = None
 ) -> Iterator[tuple[GemmProblem, Any, Any, Any, Any]]:
     """The problem with its operands, or shares of its batch in their order, so that planes fit the workspace."""
-    if problem.batch > 1 and _plane_bytes(problem, widens) > _WORKSPACE:
-        yield from _parts(problem, a, b, c, out, widens)
+    workspace = workspace or _WORKSPACE
+    if problem.batch > 1 and _plane_bytes(problem, widens) > workspace:
+        yield from _parts(problem, a, b, c, out, widens, workspace)
     else:
         yield problem, a, b, c, out
 
@@ -204,11 +202,11 @@ def _plane_bytes(problem: GemmProblem, widens: bool) -> int:
 
 
 def _parts(
-    problem: GemmProblem, a: Any, b: Any, c: Any, out: Any, widens: bool
+    problem: GemmProblem, a: Any, b: Any, c: Any, out: Any, widens: bool, workspace: int
 ) -> Iterator[tuple[GemmProblem, Any, Any, Any, Any]]:
     """Shares of a batch along its first axis whose planes fit the workspace."""
     extent = problem.batch_shape[0]
-    step = max(1, min(extent, _WORKSPACE * extent // _plane_bytes(problem, widens)))
+    step = max(1, min(extent, workspace * extent // _plane_bytes(problem, widens)))
     for first in range(0, extent, step):
         here = slice(first, min(first + step, extent))
         cut = [_cut(problem, array, here) for array in (a, b, c, out)]
@@ -219,10 +217,10 @@ def _parts(
             c=None if problem.c is None or cut[2] is None else _operand(problem.c, cut[2]),
             batch_shape=(here.stop - here.start, *problem.batch_shape[1:]),
         )
-        if part.batch_shape[0] == 1 and part.batch > 1 and _plane_bytes(part, widens) > _WORKSPACE:
+        if part.batch_shape[0] == 1 and part.batch > 1 and _plane_bytes(part, widens) > workspace:
             inner = replace(part, batch_shape=part.batch_shape[1:])
             a_in, b_in, c_in, out_in = (_inner(problem, array) for array in cut)
-            yield from _parts(inner, a_in, b_in, c_in, out_in, widens)
+            yield from _parts(inner, a_in, b_in, c_in, out_in, widens, workspace)
         else:
             yield (part, cut[0], cut[1], cut[2], cut[3])
 
@@ -266,7 +264,7 @@ def _run(
     of_wide = None if widening is None else widening.wide_tile(problem, WIDE[SCHEMES[problem.compute]], launcher.spec)
     strips = strips_of(config)
     memory = None
-    for strip, a_part, b_part, c_part, out_part in _strips(problem, strips, a, b, c, out):
+    for strip, a_part, b_part, c_part, out_part, *_ in strips_in(problem, strips, a, b, c, out):
         widens = widening is not None
         ready = prepass.run(
             launcher, strip, SCHEMES[problem.compute], a_part, b_part, widens=widens, keeps=strips > 1, memory=memory

@@ -159,6 +159,21 @@ def widen(launcher: Launcher, ready: Prepass) -> Prepass:
     return replace(ready, a=left, b=right, status=status)
 
 
+def split_where(
+    launcher: Launcher, problem: GemmProblem, scheme: Scheme, a: Any, b: Any, status: int, wanted: int, *, clears: bool
+) -> Prepass:
+    """The operands, arrays, as bfloat16 planes, split where the word at `wanted` is not 0 on the device: the product of
+    others, who judge by their own counts (`ozaki`), leaves tiles to them. `status`: the address of four int32, zeroed
+    first if it `clears` them.
+    """
+    (stored_a, base_a), (stored_b, base_b) = (StoredArray.of(launcher, x) for x in (a, b))
+    plan = _plan(problem, stored_a, stored_b)
+    left, right = (split.allocate(launcher, scheme, *each, None) for each in ((plan.a, "a"), (plan.b, "b")))
+    clearing = _STATUS_WORDS if clears else 0
+    split.run(launcher, left, right, base_a, base_b, status, wanted, clearing)
+    return Prepass(left, right, status, None, (None, None), base_a, base_b)
+
+
 def judged(launcher: Launcher, ready: Prepass, counters: int) -> Judged:
     """Return what float16 planes serve of a product. `counters`: as in `Judged`."""
     return Judged("served", ready.a.deficits_at(launcher), ready.b.deficits_at(launcher), _wanted(ready), counters)

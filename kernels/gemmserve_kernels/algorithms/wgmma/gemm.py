@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels.algorithms.wgmma.candidates import resolve, supports
 from gemmserve_kernels.algorithms.wgmma.plan import Source, plan
@@ -22,12 +22,17 @@ if TYPE_CHECKING:
     from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 
+_JUDGED_ROWS: Final = 128
+"""Rows of a tile that residues serve or not; JUDGED_M in cuda/common/judging/judged.cuh."""
+
 
 def _sources(launcher: Launcher, a: Planes, b: Planes, judged: Judged | None) -> tuple[Source, Source]:
-    deficits = (0, 0) if judged is None else (judged.deficits_a, judged.deficits_b)
+    deficits = ((0, 0), (0, 0))
+    if judged is not None:
+        deficits = (judged.deficits_a, judged.words_a), (judged.deficits_b, judged.words_b)
     left, right = (
-        Source(planes.layout(), launcher.pointer(planes.data), launcher.pointer(planes.exponents), address)
-        for planes, address in zip((a, b), deficits, strict=True)
+        Source(planes.layout(), launcher.pointer(planes.data), launcher.pointer(planes.exponents), *found)
+        for planes, found in zip((a, b), deficits, strict=True)
     )
     return left, right
 
@@ -51,6 +56,16 @@ def wide_tile(problem: GemmProblem, scheme: Scheme, spec: DeviceSpec, alike: Wgm
     config = GemmConfig() if alike is None else GemmConfig(block_n=alike.block_n, split_k=alike.split)
     tile = resolve(config, problem, spec, scheme)
     return tile if tile.parts == 1 else resolve(replace(config, split_k=tile.split), problem, spec, scheme)
+
+
+def failing_tile(problem: GemmProblem, scheme: Scheme, spec: DeviceSpec) -> WgmmaTile:
+    """The tile of `wide_tile` for what residues do not serve: 128 rows of the product, whichever
+    way it is written, hold whole blocks. Raises ConfigInfeasible.
+    """
+    tile = wide_tile(problem, scheme, spec)
+    if tile.block_n <= _JUDGED_ROWS:
+        return tile
+    return resolve(GemmConfig(block_n=_JUDGED_ROWS, split_k=tile.split), problem, spec, scheme)
 
 
 def multiply(

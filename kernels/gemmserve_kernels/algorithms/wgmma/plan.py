@@ -10,7 +10,7 @@ import ctypes
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gemmserve_kernels.algorithms.common.partials import Partials
-    from gemmserve_kernels.algorithms.common.verdict import Judged
+    from gemmserve_kernels.algorithms.common.verdict import Judged, Tiles
     from gemmserve_kernels.algorithms.wgmma.tile import WgmmaTile
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.device.tensor_map import Box
@@ -46,6 +46,7 @@ _PAIR: Final = 2
 _WIDE: Final = 8
 """Neighbouring results that one lane writes at once; the latter of float16, 16 bytes."""
 _COMBINE_THREADS: Final = 256
+_INT_BYTES: Final = 4
 DEPENDENT: Final = True
 """The kernels wait themselves for the one ahead (cuda/common/dependent.cuh)."""
 
@@ -87,20 +88,22 @@ class WgmmaSide(Protocol):
 class Source(NamedTuple):
     """An operand: how it lies, the address that its map begins at, and those of its exponents and deficits if any.
 
-    `keep`: what must not be freed before everything is enqueued.
+    `deficit_words`: as in `Judged`. `keep`: what must not be freed before everything is enqueued.
     """
 
     side: WgmmaSide
     data: int
     exponents: int = 0
     deficits: int = 0
+    deficit_words: int = 0
     keep: Any = None
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """One launch's share of the batch, its addresses counting from the arrays' bases."""
+    """One launch's share of the batch, from product `first` on; addresses count from the arrays' bases."""
 
+    first: int
     params: WgmmaParams
     grid: int
     workspace: int
@@ -136,6 +139,7 @@ class WgmmaPlan:
         for piece, params in self._placed(launcher, a, b, bases):
             if judged is not None:
                 params.wanted, params.counters = judged.wanted, judged.counters
+                params.most_deficit = judged.most or params.most_deficit
             if partials is not None:
                 partials.place(launcher, params.reduce, first_matrix)
             if piece.workspace:
@@ -156,7 +160,9 @@ class WgmmaPlan:
             params.map_left = launcher.tensor_map(self.left, left.data)
             params.map_right = launcher.tensor_map(self.right, right.data)
             params.left.exponents, params.right.exponents = left.exponents, right.exponents
-            params.left.deficits, params.right.deficits = left.deficits, right.deficits
+            for side, source in ((params.left, left), (params.right, right)):
+                side.deficits = source.deficits + _INT_BYTES * source.deficit_words * piece.first
+                side.deficit_words = source.deficit_words
             place((params.c, params.d), bases)
             yield piece, params
 
@@ -173,7 +179,7 @@ def plan(
     b: WgmmaSide,
     c: StoredArray | None,
     d: StoredArray | None,
-    tiles: Literal["served", "rest"] | None = None,
+    tiles: Tiles | None = None,
 ) -> WgmmaPlan:
     """The launches of alpha A B + beta C, or of its reductions, on a device of that many multiprocessors.
 
@@ -222,7 +228,7 @@ def plan(
         workspace = tile.parts * elements * (2 if left.complex else 1) if tile.parts > 1 else 0
         resident = max(1, sm_count // tile.cluster)
         groups = params.units if tile.split > 1 else min(params.units, resident)
-        pieces.append(_Piece(params, groups * tile.cluster * tile.split, workspace, elements))
+        pieces.append(_Piece(first_matrix, params, groups * tile.cluster * tile.split, workspace, elements))
     stage_planes = tile.stage_planes
     by_planes = stage_planes % tile.cluster == 0
     rows_along = d is not None and d_view.column_stride == 1
@@ -269,7 +275,7 @@ def defines(
     vector: bool,
     wide: bool = False,
     across: tuple[bool, bool] = (False, False),
-    tiles: Literal["served", "rest"] | None = None,
+    tiles: Tiles | None = None,
 ) -> tuple[tuple[str, str], ...]:
     """Return the defines of the kernel. `vector`, `wide`: whether pairs, or float16 results by eight, are written at
     once. `across`: of the left and of the right operand, as in `WgmmaSide`. `tiles` as in `plan`.

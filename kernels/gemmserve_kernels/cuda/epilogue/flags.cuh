@@ -1,17 +1,25 @@
 // What must not be taken from tensor cores: flags of rows and columns, and the deficits of groups of them
 // (common/judging/verdict.cuh). Where there are none (null), nothing is flagged by them. Where there is the wide way, which has
-// the tiles that the deficits name, they say what of that is replaced.
+// the tiles that the deficits name, they say what of that is replaced. Where residues have the other tiles (GEMM_FAILING: 1,
+// or 2 where rows are those of op(B)), nothing of those is.
 #pragma once
 
 #include "../common/judging/counters.cuh"
 #include "../common/judging/flag_bits.cuh"
 #include "../common/raster.cuh"
+#include "../common/judging/judged.cuh"
 #include "../common/judging/verdict.cuh"
+
+#if defined(GEMM_FAILING)
+constexpr bool FAILING = true, TURNED = GEMM_FAILING == 2;
+#else
+constexpr bool FAILING = false, TURNED = false;
+#endif
 
 struct FlagParams {
     MatrixParams rows;     // of op(A): flags as matrices of one row
     MatrixParams columns;  // of op(B)
-    MatrixParams row_deficits, column_deficits;  // of groups, GROUP_WORDS each
+    MatrixParams row_deficits, column_deficits;  // of groups, GROUP_WORDS each; GEMM_FAILING: LineDeficits (judged.cuh)
     const int* status_a;   // where both words are 0, nothing is flagged
     const int* status_b;
     Long most_deficit;     // of a row and a column that tensor cores may answer
@@ -47,11 +55,17 @@ class MatrixFlags {
 
     GEMM_DEVICE int row(Long i) const { return i < gemm_.m ? flags_at(flags_.rows, rows_ + i) : 0; }
     GEMM_DEVICE int column(Long j) const { return j < gemm_.n ? flags_at(flags_.columns, columns_ + j) : 0; }
-    // Whether the tile at (i, j), which lies in one group of rows and one of columns, is none for float16 planes.
+    // Whether the tile at (i, j), which lies in one group of rows and one of columns, is none for float16 planes, or residues.
     GEMM_DEVICE bool rest(Long i, Long j) const {
         const Long rows = batch_offset(batch_, gemm_.batch_shape, flags_.row_deficits.batch_stride);
         const Long columns = batch_offset(batch_, gemm_.batch_shape, flags_.column_deficits.batch_stride);
-        return !is_served(flags_, rows, i, columns, j);
+        if constexpr (FAILING) {
+            return !element_passes<TURNED>(
+                static_cast<const int*>(flags_.row_deficits.re) + rows,
+                static_cast<const int*>(flags_.column_deficits.re) + columns, i, j, flags_.most_deficit);
+        } else {
+            return !is_served(flags_, rows, i, columns, j);
+        }
     }
 
   private:

@@ -148,10 +148,10 @@ GEMM_DEVICE void leave_out(unsigned above, Element& x) {
 
 // The block that counted last for a group of lines finds the largest deficits among them.
 GEMM_DEVICE void judge(const ConvertParams& params, Long matrix, Long group) {
-    __shared__ Deficits worst;
+    __shared__ LineDeficits worst;
     const TallyParams& tally = params.tally;
     const LineParams& line = params.line;
-    if (threadIdx.x == 0) worst = Deficits{0, 0, 0};
+    if (threadIdx.x == 0) worst = LineDeficits{0, 0, 0};
     __threadfence();
     __syncthreads();
     const Long l = group * JUDGED_LINES + static_cast<Long>(threadIdx.x);
@@ -159,15 +159,15 @@ GEMM_DEVICE void judge(const ConvertParams& params, Long matrix, Long group) {
         const unsigned long long sum = *const_cast<volatile unsigned long long*>(tally.sums + matrix * line.lines + l);
         const unsigned all = static_cast<unsigned>(line.k) * TALLY_WHOLE;
         const unsigned part[2] = {static_cast<unsigned>(sum), static_cast<unsigned>(sum >> 32)};
-        Deficits found{0, 0, 0};
+        LineDeficits found{0, 0, 0};
         const bool first = part[0] != 0, second = PARTS == 2 && part[1] != 0;
         if (first || second) {
             const unsigned x = all - part[first ? 0 : 1], y = all - part[second ? 1 : 0];
             found.most = x > y ? x : y;
-            found.both = first && (second || PARTS == 1) ? found.most : NEVER;
+            found.both = first && (second || PARTS == 1) ? found.most : NEVER_PASSES;
             found.better = x > y ? y : x;
         }
-        if (line.codes[matrix * line.lines + l] == FLAGGED_LINE) found = Deficits{NEVER, NEVER, NEVER};
+        if (line.codes[matrix * line.lines + l] == FLAGGED_LINE) found = LineDeficits{NEVER_PASSES, NEVER_PASSES, NEVER_PASSES};
         if (OUTLIERS && tally.outliers[matrix * line.lines + l].count > 0) atomicOr(tally.doubt, APART);
         if (found.both != 0) {
             atomicMax(&worst.most, found.most);
@@ -235,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ozaki_convert(Conv
     const Long group = (params.first_line + first) / JUDGED_LINES;
     if (is_lost(params, matrix, group)) {
         if (counts && thread == 0 && first_k == 0 && (params.first_line + first) % JUDGED_LINES == 0) {
-            params.tally.deficits[matrix * params.tally.groups + group] = Deficits{NEVER, NEVER, NEVER};
+            params.tally.deficits[matrix * params.tally.groups + group] = LineDeficits{NEVER_PASSES, NEVER_PASSES, NEVER_PASSES};
             atomicOr(params.tally.doubt, DOUBTED);
         }
         return;

@@ -65,7 +65,7 @@ GEMM_DEVICE void clear(const TallyParams& tally, Long group, Long lines_left) {
     constexpr int QUARTERS = 2 * JUDGED_LINES / BLOCK_LINES;
     if (thread < QUARTERS && thread * BLOCK_LINES >= lines_left) {
         const bool empty = thread / 4 * JUDGED_LINES >= lines_left;
-        tally.least[group + thread / 4].quarter[thread % 4] = empty ? NEVER : 0;
+        tally.least[group + thread / 4].quarter[thread % 4] = empty ? NEVER_PASSES : 0;
     }
 }
 
@@ -212,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ozaki_scale(ScaleParams
             }
         }
         if (exists) tally.sums[in_all + l] = 0;
-        unsigned least = code != FLAGGED_LINE ? least_deficit(all.size, all.sum, params.target, line.k, tally) : NEVER;
+        unsigned least = code != FLAGGED_LINE ? least_deficit(all.size, all.sum, params.target, line.k, tally) : NEVER_PASSES;
         if (!exists) least = 0;
 #pragma unroll
         for (int lane = 16; lane > 0; lane /= 2) {

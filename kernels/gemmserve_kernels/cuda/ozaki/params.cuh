@@ -34,7 +34,7 @@ struct Outliers {
 struct TallyParams {
     unsigned long long* sums;  // [matrix][line]: of the real parts, and above 32 bits of the imaginary ones
     unsigned* arrivals;        // [matrix][group]: blocks that have counted
-    Deficits* deficits;        // [matrix][group]
+    LineDeficits* deficits;        // [matrix][group]
     Least* least;              // [matrix][group]
     unsigned* doubt;           // DOUBTED where any deficit is more than half of the limit, APART where a line has outliers
     Outliers* outliers;        // [matrix][line]

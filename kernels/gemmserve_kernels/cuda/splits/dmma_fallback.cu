@@ -16,6 +16,7 @@ struct DmmaFallbackParams {
 };
 
 static_assert(GROUP % Config::BLOCK_M == 0 && GROUP % Config::BLOCK_N == 0, "a tile lies in one group either way");
+static_assert(!FAILING || lie_in_tiles<TURNED>(Config::BLOCK_M, Config::BLOCK_N), "all of a tile fails, or nothing");
 
 constexpr int PLACES = GEMM_PLACES;
 
@@ -88,7 +89,11 @@ GEMM_DEVICE bool is_whole(const DmmaFallbackParams& params, const MatrixFlags& f
 GEMM_DEVICE bool wants(const DmmaFallbackParams& params, const Table& table, int number) {
     if (number >= params.tiles) return false;
     const TileCoordinate where = place(params, number);
-    return table.any_is_unfit(where) || is_whole(params, MatrixFlags(params.flags, params.gemm, where.batch), where);
+    const MatrixFlags flags(params.flags, params.gemm, where.batch);
+    if constexpr (FAILING) {
+        return table.any_is_unfit(where) && flags.rest(where.tile_m * Config::BLOCK_M, where.tile_n * Config::BLOCK_N);
+    }
+    return table.any_is_unfit(where) || is_whole(params, flags, where);
 }
 
 // Counts the flagged elements of a tile. By a whole warp.

@@ -36,6 +36,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) fall
     wait_for_previous();
     if (params.flags.none()) return;
     static_assert(GROUP % Config::BLOCK_M == 0 && GROUP % Config::BLOCK_N == 0, "a tile lies in one group either way");
+    static_assert(!FAILING || lie_in_tiles<TURNED>(Config::BLOCK_M, Config::BLOCK_N), "all of a tile fails, or nothing");
     const int thread = static_cast<int>(threadIdx.x);
     const Config::Threads threads(thread);
     const Long grid = static_cast<Long>(gridDim.x);
@@ -54,7 +55,8 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) fall
         __syncthreads();
         const Long rows = clipped(first_row, Config::BLOCK_M, params.gemm.m);
         const Long columns = clipped(first_column, Config::BLOCK_N, params.gemm.n);
-        const Long unfit = all ? rows * columns : unfit_pairs(found[0], found[1], rows, columns);
+        const Long pairs = FAILING && !rest ? 0 : unfit_pairs(found[0], found[1], rows, columns);
+        const Long unfit = all ? rows * columns : pairs;
         if (unfit != 0) {
             if (thread == 0 && params.flags.counters != nullptr) count(params.flags, unfit, rest);
             Config::Acc acc[Config::THREAD_M][Config::THREAD_N];

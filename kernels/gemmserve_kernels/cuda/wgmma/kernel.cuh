@@ -105,7 +105,7 @@ GEMM_DEVICE void multiply_block(const WgmmaParams& params, Finish finish) {
         if constexpr (Config::CONSUMERS > 1) give_registers<40>();
         if (thread == 0) {
             produce<Config>(params, verdicts, pipeline, rank);
-            if constexpr (Config::TILES == TILES_REST) count_units<Config>(params, verdicts, rank);
+            if constexpr (Config::TILES >= TILES_REST) count_units<Config>(params, verdicts, rank);
         }
         __syncwarp();
         if constexpr (Config::SPLIT > 1) {

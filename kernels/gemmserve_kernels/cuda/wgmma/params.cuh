@@ -9,7 +9,8 @@
 // operand as it is: (k, row, 1, matrix), or (row, k, 1, matrix) where rows lie next to each other, without exponents.
 struct PlaneParams {
     const int* exponents;  // (matrices, rows)
-    const int* deficits;   // common/judging/verdict.cuh, where tiles are chosen by them
+    const int* deficits;   // common/judging/verdict.cuh, or judged.cuh, where tiles are chosen by them
+    Long deficit_words;    // judged.cuh: from one product to the next, 0 where the operand is shared
     Long first_matrix;
     Long batch_stride[BATCH_DIMS];  // matrices
 };
@@ -29,7 +30,7 @@ struct WgmmaParams {
     int tiles_m, tiles_n;  // tiles of one matrix; a row of tiles_m is a cluster's
     int matrices;          // of this launch
     int units;             // matrices x tiles x parts
-    int most_deficit;      // of a row and a column whose product float16 planes serve
+    int most_deficit;      // of a row and a column whose product float16 planes, or residues, serve
     int unused;
     double alpha[2];
     double beta[2];

@@ -1,6 +1,7 @@
 // Which piece of which product a block computes when.
 #pragma once
 
+#include "../common/judging/judged.cuh"
 #include "../common/judging/verdict.cuh"
 #include "params.cuh"
 
@@ -90,24 +91,33 @@ struct Verdicts {
     // Whether there is nothing to do.
     GEMM_DEVICE bool none() const { return doubt.none(); }
 
-    // Whether the elements from (row, column) on of a product are this kernel's: of one tile, which lies in one group of
-    // rows and one of columns.
-    GEMM_DEVICE bool wants(const Matrices& at, Long row, Long column) const {
+    // Whether the elements from (row, column) on of product `batch` are this kernel's: of one tile, which lies in one group
+    // of rows and one of columns.
+    GEMM_DEVICE bool wants(const Matrices& at, int batch, Long row, Long column) const {
         if constexpr (Config::TILES == TILES_ALL) return true;
         if (!doubt.any) return Config::TILES == TILES_SERVED;
         if (row >= params.m || column >= params.n) return false;
-        return doubt.wants(
-            deficits_of(params.left.deficits, at.left, params.m, row),
-            deficits_of(params.right.deficits, at.right, params.n, column), params.most_deficit);
+        if constexpr (Config::TILES == TILES_FAILING) {
+            return !element_passes<Config::SWAPPED>(
+                params.left.deficits + batch * params.left.deficit_words,
+                params.right.deficits + batch * params.right.deficit_words, row, column, params.most_deficit);
+        } else {
+            return doubt.wants(
+                deficits_of(params.left.deficits, at.left, params.m, row),
+                deficits_of(params.right.deficits, at.right, params.n, column), params.most_deficit);
+        }
     }
 
     GEMM_DEVICE bool wants(int index) const {
         if (Config::TILES == TILES_ALL || !doubt.any) return !none();
         // All blocks of a cluster have tiles of one group of rows: they agree.
         static_assert(GROUP % (Config::BLOCK_M * Config::CLUSTER) == 0 && GROUP % Config::BLOCK_N == 0, "tiles in groups");
+        static_assert(
+            Config::TILES != TILES_FAILING || lie_in_tiles<Config::SWAPPED>(Config::BLOCK_M * Config::CLUSTER, Config::BLOCK_N),
+            "a block computes all of a tile, or nothing of it");
         const Unit unit = unit_at<Config>(params, index, 0);
         return wants(
-            matrices_of(params, unit.batch), static_cast<Long>(unit.tile_m) * Config::BLOCK_M,
+            matrices_of(params, unit.batch), unit.batch, static_cast<Long>(unit.tile_m) * Config::BLOCK_M,
             static_cast<Long>(unit.tile_n) * Config::BLOCK_N);
     }
 };

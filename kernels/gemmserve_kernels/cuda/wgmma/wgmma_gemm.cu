@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(256) wgmma_combine(const __grid_con
     const Long batch = index / size, within = index - batch * size, row = within / params.n;
     const Long column = within - row * params.n;
     const Matrices at = matrices_of(params, static_cast<int>(batch));
-    if (!Verdicts<Config>(params).wants(at, row, column)) return;
+    if (!Verdicts<Config>(params).wants(at, static_cast<int>(batch), row, column)) return;
     const Store<Config> to(params, at);
     to.one(row, column, sum);
 }

@@ -16,6 +16,7 @@ from gemmserve_kernels.blocks.workspace import block_seconds, workspace_bytes
 from gemmserve_kernels.device.launch import CupyLauncher
 from gemmserve_kernels.device.spec import KNOWN, DeviceSpec
 from gemmserve_kernels.dispatch.planned_call import fresh_key
+from gemmserve_kernels.dispatch.planned_call import program_of as product_program_of
 from gemmserve_kernels.dispatch.planned_reduce import program_of, written_of
 
 H200 = KNOWN["H200"]
@@ -32,7 +33,7 @@ def block(dtype: str, n: int = 4096, k: int = 8192, **options) -> GemmProblem:
 def test_planes_are_the_wide_ones(dtype, bytes_an_element) -> None:
     """Three bfloat16 parts of each element of both operands, in the place of two float16 ones."""
     planes = 2 * 4096 * 8192 * bytes_an_element
-    assert planes <= workspace_bytes(block(dtype), H200) < 1.1 * planes
+    assert planes <= workspace_bytes(block(dtype, compute="3xfp16"), H200) < 1.1 * planes
 
 
 def test_residues_have_a_bound() -> None:
@@ -40,6 +41,34 @@ def test_residues_have_a_bound() -> None:
     without = workspace_bytes(block("complex128", config=config), H200)
     assert 1 << 30 < without <= WORKSPACE + (2 << 20)
     assert workspace_bytes(block("complex128"), H200) == without + 8192 * 4 * OUTLIER_WORDS
+
+
+def test_residues_of_single_precision_have_the_memory_of_planes_too() -> None:
+    """Sixteen bytes of every element of both operands and of the result, or three bfloat16 parts of operands that are
+    cut into strips where those would need more.
+    """
+    residues = 16 * (2 * 4096 * 8192 + 4096 * 4096)
+    assert residues <= workspace_bytes(block("complex64"), H200) < 1.05 * residues
+    lines = workspace_bytes(block("complex64", config=GemmConfig(outliers=0, algorithm="ozaki")), H200)
+    assert workspace_bytes(block("complex64"), H200) == lines + 8192 * 4 * OUTLIER_WORDS
+    deep = block("complex64", 2048, 1 << 19)
+    assert workspace_bytes(deep, H200) < 1.05 * WORKSPACE < 2 * 2048 * (1 << 19) * 12
+
+
+@pytest.mark.parametrize("strips", [1, 4, 16])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((4096, 4096, 8192), "complex64"), ((3000, 5000, 2100), "complex64"), ((2048, 2048, 1 << 18), "complex64")],
+)
+def test_products_by_residues_take_no_more_than_is_planned(shape, dtype, strips) -> None:
+    m, n, k = shape
+    problem = GemmProblem.build(Operand.contiguous((m, k), dtype), Operand.contiguous((k, n), dtype), compute="ozaki")
+    planned = workspace_bytes(problem, H200, strips)
+    problem = replace(problem, config=GemmConfig(algorithm="ozaki", strips=strips))
+    recorder = CupyLauncher(H200)
+    keys = fresh_key(problem.a), fresh_key(problem.b), None, fresh_key(Operand.contiguous((m, n), dtype))
+    program = product_program_of(recorder, problem, plan(problem, H200), keys)
+    assert 0.6 * planned < program.workspace <= planned
 
 
 def reduction(dtype: str, n: int = 4096, k: int = 512, **options) -> GemmReduceProblem:

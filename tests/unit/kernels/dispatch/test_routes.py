@@ -69,8 +69,9 @@ def test_plain_modes_never_use_tensor_core_splits(compute):
 
 
 def test_large_products_go_to_the_tensor_cores():
-    for dtype, expected in (("complex64", "wgmma"), ("float32", "wgmma"), ("complex128", "ozaki")):
+    for dtype, expected in (("complex64", "ozaki"), ("float32", "wgmma"), ("complex128", "ozaki")):
         assert algorithm(problem(8192, 8192, 8192, dtype=dtype)) == expected
+    assert algorithm(problem(1024, 8192, 8192)) == "wgmma"
     assert algorithm(problem(8192, 8192, 8192), KNOWN["A100"]) == "mma"
     assert algorithm(problem(8192, 8192, 8192, dtype="float16")) == "vendor"
     assert algorithm(problem(8192, 8192, 8192), KNOWN["RTX5090"]) == "vendor"
@@ -396,7 +397,8 @@ def test_an_override_is_obeyed():
         (problem(config=GemmConfig(algorithm="wgmma")), KNOWN["A100"], "9.0"),
         (problem(config=GemmConfig(algorithm="mma")), RADEON, "NVIDIA"),
         (problem(config=GemmConfig(algorithm="wgmma"), dtype="float64"), H200, "float64"),
-        (problem(config=GemmConfig(algorithm="ozaki")), H200, "64-bit"),
+        (problem(config=GemmConfig(algorithm="ozaki")), H200, "2048 x 2048"),
+        (problem(2048, 2048, 2048, config=GemmConfig(algorithm="ozaki"), dtype="float32"), H200, "no residues"),
         (problem(config=GemmConfig(algorithm="small")), H200, "small"),
         (problem(config=GemmConfig(algorithm="wgmma", thread_m=4)), H200, "thread_m"),
         (problem(config=GemmConfig(algorithm="simt", warp_m=64)), H200, "warp_m"),

@@ -30,12 +30,12 @@ def test_lines(capsys) -> None:
     status, out, _ = plan(capsys, *of(32768, "--devices", "2", "--memory", "pinned"))
     assert status == 0
     lines = {line[:11].strip(): line[12:] for line in out.splitlines()}
-    assert lines["product"] == "complex64 32768 x 32768 x 32768, auto: wgmma, 3xfp16"
+    assert lines["product"] == "complex64 32768 x 32768 x 32768, auto: ozaki, ozaki"
     assert lines["devices"].startswith("2 x NVIDIA H200; rates: two NVIDIA H200 of one host")
     assert re.fullmatch(r"1\.9\d times as fast, efficiency 9\d%", lines["one device"])
     assert lines["bound by"] == "arithmetic"
     assert lines["cut"] == "64 blocks of 4096 x 4096, k whole, devices 2 x 1 (row shares)"
-    assert lines["memory"] == "15.3 GB of 150 GB a device; everything stays"
+    assert lines["memory"] == "17.7 GB of 150 GB a device; everything stays"
     assert lines["transfers"] == "12.9 GB up and 4.29 GB down a device, 25.8 GB out of a host's memory"
 
 

@@ -60,7 +60,7 @@ def test_a_product_counts_for_its_transpose() -> None:
 def test_without_a_measurement_the_kernels_estimate_holds() -> None:
     """Where nothing was measured on the host, what was measured on the architecture."""
     found = replace(shipped(), products=())
-    assert 8 * 8192**3 / found.product_seconds("complex64", "auto", 8192, 8192, 8192) == pytest.approx(238e12, rel=0.05)
+    assert 8 * 8192**3 / found.product_seconds("complex64", "auto", 8192, 8192, 8192) == pytest.approx(293e12, rel=0.05)
     with pytest.raises(ParameterInvalid, match="no rate of float64 auto products on a processor"):
         CPU.product_seconds("float64", "auto", 64, 64, 64)
 
@@ -71,7 +71,8 @@ def test_a_mode_that_the_device_lacks() -> None:
 
 
 def test_what_multiplies() -> None:
-    assert product_plan(KNOWN["H200"], "complex64", "auto", 4096, 4096, 4096) == ("wgmma", "3xfp16")
+    assert product_plan(KNOWN["H200"], "complex64", "auto", 4096, 4096, 4096) == ("ozaki", "ozaki")
+    assert product_plan(KNOWN["H200"], "complex64", "auto", 4096, 1024, 4096) == ("wgmma", "3xfp16")
     assert product_plan(CPU.spec, "complex64", "auto", 4096, 4096, 4096) == ("numpy", "plain")
 
 

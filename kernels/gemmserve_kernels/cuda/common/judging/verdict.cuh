@@ -8,8 +8,9 @@ constexpr int SPARE = 16;         // large terms that every sum has beside those
 constexpr int NEVER = 1 << 30;    // the count of a vector that is not finite, and the largest: two are added as Long
 constexpr int GROUP_WORDS = 4;    // of a group, see Deficits
 
-// Which tiles a kernel computes: all, those that float16 planes serve, or the rest of these.
-enum Tiles { TILES_ALL, TILES_SERVED, TILES_REST };
+// Which tiles a kernel computes: all, those that float16 planes serve, the rest of these, or those that residues do not serve
+// (judged.cuh).
+enum Tiles { TILES_ALL, TILES_SERVED, TILES_REST, TILES_FAILING };
 
 GEMM_DEVICE Long groups_of(Long vectors) { return (vectors + GROUP - 1) / GROUP; }
 
@@ -40,11 +41,11 @@ struct Doubt {
 
     GEMM_DEVICE Doubt(const int* left, const int* right, int* rest) : wanted(rest), any(false) {
         if constexpr (TILES == TILES_SERVED) any = (*left | *right) != 0;
-        if constexpr (TILES == TILES_REST) any = *rest != 0;
+        if constexpr (TILES >= TILES_REST) any = *rest != 0;
     }
 
     // Whether there is nothing to do.
-    GEMM_DEVICE bool none() const { return TILES == TILES_REST && !any; }
+    GEMM_DEVICE bool none() const { return TILES >= TILES_REST && !any; }
 
     // Whether the kernel has the tile, which lies in one group of rows and one of columns, where there is a doubt.
     GEMM_DEVICE bool wants(const Deficits& row, const Deficits& column, Long most) const {

@@ -94,7 +94,7 @@ class Gridded:
             operands["c"] = _part(self.operands["c"], part)
         params, reduction = self.params, self.reduction
         strips = 1
-        if slots is not None and slots.plan.strips > 1 and algorithm in {None, slots.plan.algorithm}:
+        if slots is not None and index in slots.plan.stripped and algorithm in {None, slots.plan.algorithm}:
             # Those that the plan of memory counts on: by another algorithm, memory is looked for.
             strips, algorithm = slots.plan.strips, slots.plan.algorithm
         if algorithm is not None and params.config is None:

@@ -35,6 +35,8 @@ all that it can of rows of 32 KiB."""
 _MATRIX: Final = 2
 AGAIN: Final = 2
 """Uses of a copy from which on it pays to prepare it: one is no reason to expect another."""
+_FORM_SIZES: Final = {"ozaki": 2}
+"""Bytes of a form, by the mode that it is prepared by, for each of its array's; 1 of others."""
 
 
 class DeviceCopies:
@@ -241,25 +243,25 @@ class DeviceCopies:
         A product of prepared operands has the same bits.
         """
         found = dict(copies)
-        sides = [
-            side
-            for side in ("a", "b")
-            if self.resident.uses(operands[side].cache_id) >= AGAIN and self.keeps_form(copies[side].nbytes)
-        ]
+        sides = [side for side in ("a", "b") if self.resident.uses(operands[side].cache_id) >= AGAIN]
         if not sides:
             return found
         keys = tuple((name, ArrayKey.of(operand.data)) for name, operand in operands.items())
-        takes_prepared: bool = cached(_takes_prepared, params, keys, self._spec)
-        for side in sides if takes_prepared else ():
-            found[side] = self._form(side, params, operands[side], copies[side])
+        compute: str | None = cached(_prepared_by, params, keys, self._spec)
+        if compute is None:
+            return found
+        for side in sides:
+            if self.keeps_form(copies[side].nbytes, compute):
+                found[side] = self._form(form_key(side, params, compute), operands[side], copies[side])
         return found
 
-    def keeps_form(self, nbytes: int) -> bool:
-        """Whether a form of so many bytes would be kept beside its copy: else it would be prepared each time."""
-        return 2 * nbytes <= self.resident.budget
+    def keeps_form(self, nbytes: int, compute: str) -> bool:
+        """Whether a form of an array of so many bytes would be kept beside its copy: else it would be prepared each
+        time.
+        """
+        return (1 + _FORM_SIZES.get(compute, 1)) * nbytes <= self.resident.budget
 
-    def _form(self, side: str, params: GemmParams | GemmReduceParams, operand: HostArray, copy: Any) -> Any:
-        key = form_key(side, params)
+    def _form(self, key: tuple[str, str, str, str], operand: HostArray, copy: Any) -> Any:
         options = dict(zip(("side", "compute", "trans", "layout"), key, strict=True))
         return self.resident.get(
             operand.cache_id,
@@ -270,9 +272,9 @@ class DeviceCopies:
         )
 
 
-def form_key(side: str, params: GemmParams | GemmReduceParams) -> tuple[str, str, str, str]:
-    """Return what an operand is prepared for: the side, compute mode, transposition and layout."""
-    return side, params.compute, params.trans_a if side == "a" else params.trans_b, params.layout
+def form_key(side: str, params: GemmParams | GemmReduceParams, compute: str) -> tuple[str, str, str, str]:
+    """Return what an operand is prepared for: the side, compute mode (`Plan.prepared_by`), transposition and layout."""
+    return side, compute, params.trans_a if side == "a" else params.trans_b, params.layout
 
 
 def order_of(array: Any) -> Literal["C", "F"]:
@@ -293,7 +295,8 @@ def _as_c(array: Any, data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return data.T  # F order: all axes turned
 
 
-def _takes_prepared(
+def _prepared_by(
     params: GemmParams | GemmReduceParams, operands: tuple[tuple[str, ArrayKey], ...], spec: DeviceSpec
-) -> bool:
-    return plan(build(params, {name: Operand.of(key) for name, key in operands}), spec).takes_prepared
+) -> str | None:
+    chosen = plan(build(params, {name: Operand.of(key) for name, key in operands}), spec)
+    return chosen.prepared_by(params.compute)

@@ -24,6 +24,8 @@ REGISTERS = {
     "ozaki_combine": 104,
     "dmma_tiles": 255,
 }
+# Of products of single precision, beside those: the wide way in the place of tiles in double.
+WIDE_REGISTERS = {"split": 128, "wgmma_gemm": 168, "dmma_fallback": 168}
 
 
 def _sources(dtype, trans, planar=False, **config):
@@ -41,19 +43,30 @@ def _sources(dtype, trans, planar=False, **config):
 
 
 def _check(entry, source, arch):
-    cubin = compiled(source, arch)
+    cubin, most = compiled(source, arch), (REGISTERS | WIDE_REGISTERS)[entry]
     assert cubin.spill_bytes[entry] == 0, f"{entry} for {arch} spills {cubin.spill_bytes[entry]} bytes"
-    assert cubin.registers[entry] <= REGISTERS[entry], f"{entry} for {arch}: {cubin.registers[entry]} registers"
+    assert cubin.registers[entry] <= most, f"{entry} for {arch}: {cubin.registers[entry]} registers"
     assert "Performance Loss" not in cubin.log
 
 
 @pytest.mark.parametrize(
     ("dtype", "trans"),
-    [("complex128", "NN"), ("complex128", "TT"), ("float64", "NN"), ("complex64", "NN"), ("float32", "NN")],
+    [
+        ("complex128", "NN"),
+        ("complex128", "TT"),
+        ("float64", "NN"),
+        ("complex64", "NN"),
+        ("complex64", "TT"),
+        ("float32", "NN"),
+    ],
 )
 def test_on_hopper(dtype, trans):
     sources = _sources(dtype, trans)
-    assert {entry for entry, _ in sources} == set(REGISTERS)
+    entries = {entry for entry, _ in sources}
+    if dtype in {"complex64", "float32"}:
+        assert entries == set(REGISTERS) - {"dmma_tiles"} | set(WIDE_REGISTERS)
+    else:
+        assert entries == set(REGISTERS)
     for entry, source in sources:
         _check(entry, source, "sm_90a")
 

@@ -35,10 +35,10 @@ def resident_products(
     """Return what computes products of these kinds of arrays; None: somebody is to be told why there can be none."""
     given = {name: Operand.contiguous(kind.shape, np.dtype(kind.dtype), kind.order) for name, kind in operands.items()}
     try:
-        takes_prepared = plan(build(params, given), backend.spec).takes_prepared
+        prepared_by = plan(build(params, given), backend.spec).prepared_by(params.compute)
     except KernelError:
         return None
-    return ResidentProducts(backend, params, operands, results, takes_prepared=takes_prepared)
+    return ResidentProducts(backend, params, operands, results, prepared_by=prepared_by)
 
 
 class ResidentProducts:
@@ -51,9 +51,11 @@ class ResidentProducts:
         operands: Mapping[str, Kind],
         results: Mapping[str, Kind],
         *,
-        takes_prepared: bool,
+        prepared_by: str | None,
     ) -> None:
-        """`takes_prepared`: products take what was prepared of A and B, with the same bits."""
+        """`prepared_by`: mode by which A and B are prepared so that products take them, with the same bits; None: they
+        take none.
+        """
         self._backend = backend
         self._event = backend.cupy.cuda.Event
         self._elapsed = backend.cupy.cuda.get_elapsed_time
@@ -64,7 +66,9 @@ class ResidentProducts:
         self._operands = tuple(operands)
         self._results = [(name, kind.shape, np.dtype(kind.dtype), kind.order) for name, kind in results.items()]
         self._forms = [
-            form_key(side, params) if takes_prepared and backend.copies.keeps_form(_nbytes(operands[side])) else None
+            form_key(side, params, prepared_by)
+            if prepared_by is not None and backend.copies.keeps_form(_nbytes(operands[side]), prepared_by)
+            else None
             for side in ("a", "b")
         ]
         self._spare: list[Events] = []

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_service.executor.worker.backend import HostArray
 from gemmserve_service.executor.worker.cuda import copies as device_copies
 from gemmserve_service.schemas import GemmParams
@@ -29,7 +30,7 @@ def prepared(monkeypatch):
         return SimpleNamespace(nbytes=array.nbytes, side=side)
 
     monkeypatch.setattr(device_copies, "prepare", prepare)
-    monkeypatch.setattr(device_copies, "_takes_prepared", lambda *_: True)
+    monkeypatch.setattr(device_copies, "_prepared_by", lambda *_: "3xfp16")
     return sides
 
 
@@ -52,6 +53,32 @@ def test_nothing_is_prepared_that_could_not_be_kept(prepared):
     copies = device_copies.DeviceCopies(CUPY, 0, None, 2 * A.nbytes - 1)
     assert [multiply(copies, a="x") for _ in range(4)] == [[]] * 4
     assert prepared == []
+
+
+def test_operands_are_prepared_as_their_product_takes_them(monkeypatch):
+    """A large array once for other large ones, as residues, and once for small ones, as planes; residues take twice as
+    much memory.
+    """
+    made, n = [], 4096
+
+    def prepare(array, side, **options):
+        made.append((side, options["compute"]))
+        return SimpleNamespace(nbytes=array.nbytes)
+
+    monkeypatch.setattr(device_copies, "prepare", prepare)
+    large, small = np.broadcast_to(np.complex64(), (n, n)), np.broadcast_to(np.complex64(), (n, 256))
+    copies = device_copies.DeviceCopies(CUPY, 0, KNOWN["H200"], 100 * large.nbytes)
+    for other in (large, small, large, small):
+        operands = {"a": HostArray(large, "x"), "b": HostArray(other)}
+        for _ in range(2):
+            there = {
+                name: copies.resident.get(x.cache_id, x.data.nbytes, lambda x=x: x.data) for name, x in operands.items()
+            }
+            copies.prepared(GemmParams(), operands, there)
+    assert made == [("a", "ozaki"), ("a", "3xfp16")]
+    assert copies.keeps_form(33 * large.nbytes, "ozaki")
+    assert not copies.keeps_form(34 * large.nbytes, "ozaki")
+    assert copies.keeps_form(50 * large.nbytes, "3xfp16")
 
 
 @pytest.mark.parametrize("cuts", [[(0, 128)], [(0, 100), (100, 28)]], ids=["in one piece", "in two"])

@@ -60,7 +60,7 @@ class Device:
         self.on_elapsed = lambda: None
         cuda = SimpleNamespace(Event=Event, get_elapsed_time=self.elapsed)
         self.resident = Residency(1 << 30)
-        copies = SimpleNamespace(resident=self.resident, keeps_form=lambda nbytes: nbytes == 8 << 20)
+        copies = SimpleNamespace(resident=self.resident, keeps_form=lambda nbytes, _: nbytes == 8 << 20)
         self.backend = SimpleNamespace(
             cupy=SimpleNamespace(cuda=cuda, ndarray=Array), copies=copies, call=self.call, spec=H200
         )
@@ -140,7 +140,7 @@ def test_what_was_prepared_is_used_and_what_is_to_be_is_left_to_others(device):
     assert len(products.resident(["a", "b"])) == 2, "one use is no reason to prepare it"
     assert products.resident(["a", "b"]) is None
     planes = {
-        name: device.resident.get(name, 1, object, form=form_key(name, PLANES)) for name in ("a", "b")
+        name: device.resident.get(name, 1, object, form=form_key(name, PLANES, "3xfp16")) for name in ("a", "b")
     }  # as whoever is asked then does
     assert products.resident(["a", "b"]) == list(planes.values())
 
