@@ -39,7 +39,11 @@ _WORD: Final = 4
 @lru_cache(maxsize=1024)
 def serves(problem: GemmProblem, spec: DeviceSpec) -> bool:
     """Whether tiles of `problem` go this way: products of single precision, but for layouts that have no planes."""
-    return problem.dtype.name in {"complex64", "float32"} and splits.supports(_wide(problem), spec) is None
+    if problem.dtype.name not in {"complex64", "float32"}:
+        return False
+    taken = _wide(problem)
+    unfit = splits.supports(taken, spec) or wgmma.supports_planes(taken, SCHEMES[_COMPUTE], spec)
+    return unfit is None
 
 
 def _wide(problem: GemmProblem) -> GemmProblem:

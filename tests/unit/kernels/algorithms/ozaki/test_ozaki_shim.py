@@ -152,9 +152,9 @@ def test_an_operand_prepared_for_something_else_is_not_used():
 
 def test_panels_do_not_change_a_bit():
     whole = on_shim(Case((300, 20), (20, 520), "float64"))
-    np.testing.assert_array_equal(
-        on_shim(Case((300, 20), (20, 520), "float64", tile={"workspace": 1 << 20})).stored, whole.stored
-    )
+    for tile in ({"workspace": 1 << 20}, {"strips": 3}, {"strips": 6, "workspace": 1 << 20}):
+        cut = on_shim(Case((300, 20), (20, 520), "float64", tile=tile))
+        np.testing.assert_array_equal(cut.stored, whole.stored)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
