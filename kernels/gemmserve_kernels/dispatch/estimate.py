@@ -46,7 +46,7 @@ _CALL_S: Final = {
     "simt": 11e-6,
     "small": 11e-6,
     "dmma": 11e-6,
-    "fused": 13e-6,
+    "fused": 14e-6,
     "mma": 13e-6,
     "wgmma": 14e-6,
     "ozaki": 14e-6,

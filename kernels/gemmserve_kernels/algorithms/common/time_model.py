@@ -76,7 +76,7 @@ MODELS: Final[dict[tuple[str, str, str], _Model]] = {
     ("small", "3xtf32", "complex64"): _Model(4.5e13, tile=16),
     ("wgmma", "3xfp16", "float32"): _Model(2.3e14, 5, 128, 1.5, parts=16),
     ("wgmma", "3xfp16", "complex64"): _Model(2.5e14, 5, 64, 1.5, parts=16),
-    ("fused", "3xfp16", "float32"): _Model(7.5e13, 1, 64, parts=132, ends=40),
+    ("fused", "3xfp16", "float32"): _Model(5.8e13, 1, 64, parts=132, ends=40),
     ("fused", "3xfp16", "complex64"): _Model(1.0e14, 1, 64, parts=132, ends=40, skinny=1.5e14),
     ("wgmma", "3xfp16-3m", "complex64"): _Model(3.1e14, 5, 64, 2.0, parts=16),
     ("wgmma", "6xbf16", "float32"): _Model(1.1e14, 5, 128, 2.0, parts=16),
@@ -117,7 +117,7 @@ MODELS: Final[dict[tuple[str, str, str], _Model]] = {
     ("ozaki", "ozaki", "complex128"): _Model(1.8e14, 7, 256, 5.5),
 }
 """By algorithm, arithmetic and dtype; rates measured on an H200 (docs/benchmarks). Those of bfloat16 are shares of
-`3xfp16`'s: half of six products, a third of nine. That of `fused` for float32 is assumed. Those of `mfma` are not
+`3xfp16`'s: half of six products, a third of nine. Those of `mfma` are not
 measured: they say no more than that the vendor's BLAS goes first on AMD devices, and the portable kernels come last.
 """
 

@@ -159,9 +159,9 @@ CALLED = (
     ("complex128", 128, {"vendor": (4.6, 19.7), "simt": (13.7, 13.7), "dmma": (10.9, 12.6)}),
     ("complex128", 192, {"vendor": (5.5, 19.7), "simt": (18.9, 18.9), "dmma": (13.9, 13.9)}),
     ("complex128", 512, {"vendor": (22.3, 22.2), "simt": (64.7, 64.6), "dmma": (29.3, 29.3)}),
-    ("float32", 64, {"vendor": (4.0, 19.3), "simt": (5.2, 12.4), "wgmma": (9.7, 13.3)}),
-    ("float32", 128, {"vendor": (5.2, 18.6), "simt": (7.0, 12.6), "wgmma": (12.1, 13.3)}),
-    ("float32", 192, {"vendor": (6.5, 18.7), "simt": (9.0, 12.3), "wgmma": (12.3, 13.9)}),
+    ("float32", 64, {"vendor": (4.0, 19.3), "simt": (5.2, 12.4), "fused": (5.8, 12.9), "wgmma": (9.7, 13.3)}),
+    ("float32", 128, {"vendor": (5.2, 18.6), "simt": (7.0, 12.6), "fused": (8.9, 14.7), "wgmma": (12.1, 13.3)}),
+    ("float32", 192, {"vendor": (6.5, 18.7), "simt": (9.0, 12.3), "fused": (9.6, 14.4), "wgmma": (12.3, 13.9)}),
 )
 """Microseconds of one of many products n x n x n into an array that is there: the device's, and from one call to the
 next, on an H200 with 16 processors."""
@@ -171,10 +171,6 @@ next, on an H200 with 16 processors."""
 def test_short_products_go_where_calls_follow_each_other_soonest(dtype, n, times):
     """The vendor's BLAS may need less of the device: it needs more of the host, which choosing another way spares."""
     chosen = algorithm(n, n, n, dtype)
-    if chosen == "fused" and chosen not in times:  # newer than what was timed
-        expected = max(estimate(H200, chosen, "3xfp16", dtype, (1, n, n, n)), call_seconds(H200, chosen))
-        assert 1e6 * expected <= 1.1 * min(called for _, called in times.values())
-        return
     taken = times[chosen]
     assert min(called for _, called in times.values()) >= 0.9 * taken[1]
     assert taken == times["vendor"] or taken[1] < 0.8 * times["vendor"][1]
