@@ -59,13 +59,13 @@ def wide_tile(problem: GemmProblem, scheme: Scheme, spec: DeviceSpec, alike: Wgm
 
 
 def failing_tile(problem: GemmProblem, scheme: Scheme, spec: DeviceSpec) -> WgmmaTile:
-    """The tile of `wide_tile` for what residues do not serve: 128 rows of the product, whichever
-    way it is written, hold whole blocks. Raises ConfigInfeasible.
+    """The tile for what residues do not serve: 128 rows of the product, whichever way it is written, hold whole blocks,
+    and k is not split, so that a batch has the bits of its products. Raises ConfigInfeasible.
     """
-    tile = wide_tile(problem, scheme, spec)
+    tile = resolve(GemmConfig(split_k=1), problem, spec, scheme)
     if tile.block_n <= _JUDGED_ROWS:
         return tile
-    return resolve(GemmConfig(block_n=_JUDGED_ROWS, split_k=tile.split), problem, spec, scheme)
+    return resolve(GemmConfig(block_n=_JUDGED_ROWS, split_k=1), problem, spec, scheme)
 
 
 def multiply(
