@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from gemmserve import _errors
-from gemmserve._calls import requests
 from gemmserve._calls.flows import TOGETHER, Submitted, expected_of, filled, sampled, submission_of
 
 if TYPE_CHECKING:

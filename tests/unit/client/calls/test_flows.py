@@ -46,13 +46,13 @@ def test_ctrl_c_before_submitted_jobs_are_known_cancels_them(client, service, re
     product = {"op": "gemm", "a": remote, "b": np.ones((3, 3)) if here else remote}
     service.polls_until_done = 5
     service.script += [None, arrives_then_interrupted] if here else [arrives_then_interrupted]
+    calls = {
+        "submit": lambda: client.submit(**product),
+        "submit_many": lambda: client.submit_many([product] * 3),
+        "map": lambda: next(client.map([product] * 3)),
+    }
     with pytest.raises(KeyboardInterrupt):
-        if call == "submit":
-            client.submit(**product)
-        elif call == "submit_many":
-            client.submit_many([product] * 3)
-        else:
-            next(client.map([product] * 3))
+        calls[call]()
     count = 1 if call == "submit" else 3
     assert [job["state"] for job in service.jobs.values()] == ["cancelled"] * count
     assert set(service.arrays) == {remote.id}
