@@ -137,12 +137,17 @@ async def test_one_may_lead_to_another():
 @pytest.mark.parametrize("first", [-1.0, 0.0, 0.0004, 0.002])
 def test_uvloop_takes_what_is_due_now_or_past_beside_others(first):
     async def add_some():
-        expired = []
-        deadlines = Deadlines(expired.append)
+        expired, over = [], asyncio.Event()
+
+        def expire(thing):
+            expired.append(thing)
+            if len(expired) == 4:
+                over.set()
+
+        deadlines = Deadlines(expire)
         for thing, seconds in (("a", first), ("b", 0.001), ("c", 300.0), ("d", -1.0), ("e", 0.0)):
             deadlines.add(thing, seconds)
-        while len(expired) < 4:
-            await asyncio.sleep(0.001)
+        await over.wait()
         deadlines.stop()
         return sorted(expired)
 
