@@ -153,6 +153,8 @@ class Database:
         """Bytes by which commits have made it longer since, at most."""
         self._calm_at = 0.0
         """Time from which on the event loop may commit (time.monotonic)."""
+        self.on_full: Callable[[], object] = lambda: None
+        """Called in the event loop where the disk had no room for a write: what can be spared may go, for the next."""
         self._thread: threading.Thread | None = None
         self._reader: ThreadPoolExecutor | None = None
         self._read_connection: sqlite3.Connection | None = None
@@ -430,6 +432,8 @@ class Database:
         def told(loop: asyncio.AbstractEventLoop) -> None:
             self._begun -= batches
             self._note(seconds, log_bytes)
+            if any(isinstance(error, StoreFull) for _, _, error in outcomes):
+                self.on_full()
             _resolve(loop, outcomes)
 
         self._loop.call_soon_threadsafe(told, self._loop)
