@@ -43,6 +43,8 @@ class Connection(sqlite3.Connection):
 
     apart = False
     """Whether each write of the transaction is undone alone where it fails, and not all of them."""
+    stuck = False
+    """Whether its log could not be brought into the file when that was tried last."""
 
 
 Told = Callable[[Any, BaseException | None], object]
@@ -439,12 +441,16 @@ class Database:
         self._loop.call_soon_threadsafe(told, self._loop)
 
 
-def _check_point(connection: sqlite3.Connection) -> None:
+def _check_point(connection: Connection) -> None:
     """Bring the log into the database, as far as no reader stands in the way."""
     try:
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
     except sqlite3.Error as error:  # the disk is full, say: the log grows until there is room
-        log.warning("the database's log could not be brought into it: %s", error)
+        if not connection.stuck:  # that is tried with each commit
+            log.warning("the database's log could not be brought into it: %s", error)
+        connection.stuck = True
+    else:
+        connection.stuck = False
 
 
 def _begin(connection: sqlite3.Connection) -> None:
