@@ -42,6 +42,10 @@ def test_children_of_a_client_that_was_used(server: LiveServer, scenario: str) -
     assert said(server.url, scenario)["right"] > forked.CHILDREN
 
 
+def test_iterators_of_products(server: LiveServer) -> None:
+    assert said(server.url, "iterators")["right"] == 24
+
+
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_pools_of_processes(server: LiveServer, method: str) -> None:
     assert said(server.url, method)["right"] == 7 * forked.ROUNDS + 13

@@ -194,6 +194,24 @@ def descriptors(url: str) -> Counter[str]:
         )
 
 
+def iterators(url: str) -> Counter[str]:
+    """A child that ends within the products of a `map` leaves them to its parent, which gets all of them."""
+    rng = np.random.default_rng(3)
+    a = rng.integers(-8, 9, (1200, 1200)).astype(np.float32)  # so that the others are not done when the child ends
+    count = 24
+    with Client(url) as client:
+        ra = client.put(a)
+        results = client.map([{"op": "gemm", "a": ra, "b": ra}] * count, in_flight=16)
+        found = Counter(told(lambda: [verdict(next(results).numpy(), a @ a)]))
+        child = os.fork()
+        if not child:
+            results.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        found.update(told(lambda: [verdict(each.numpy(), a @ a) for each in results]))
+        return found + Counter({"missing": count - found.total()})
+
+
 def pool_work(client: Client, number: int) -> list[str]:
     return told(lambda: multiply(client, number))
 
@@ -273,6 +291,7 @@ SCENARIOS = {
     "awaited": awaited,
     "awaited while running": awaited_while_running,
     "descriptors": descriptors,
+    "iterators": iterators,
     "fork": lambda url: executor(url, "fork"),
     "forkserver": lambda url: executor(url, "forkserver"),
     "spawn": lambda url: executor(url, "spawn"),

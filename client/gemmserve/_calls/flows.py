@@ -309,11 +309,20 @@ class Flows:
         return {names[0]: received} if isinstance(names, list) and not isinstance(received, dict) else received
 
     def submit(self, op: str, operands: Mapping[str, Any], params: Mapping[str, Any]) -> Flow[JobInfo]:
-        """Submits a job and comes back once the server has it. Local operands are put first; the job keeps them."""
+        """Submits a job and comes back once the server has it; where this is interrupted, it is cancelled. Local
+        operands are put first; the job keeps them.
+        """
 
         def submitted(temporaries: list[str]) -> Flow[JobInfo]:
             job = yield from self._job(op, operands, params, temporaries)
-            return (yield from self.call(requests.submit(job, key=secrets.token_hex(16))))
+            key = secrets.token_hex(16)
+            try:
+                return (yield from self.call(requests.submit(job, key=key)))
+            except (GeneratorExit, _errors.GemmserveError):
+                raise
+            except BaseException:
+                yield from self._cancel_submission(job, key)
+                raise
 
         return (yield from self.with_temporaries(submitted))
 
@@ -345,10 +354,24 @@ class Flows:
         """Jobs of one exchange; `before`: the number of those that went before them."""
         key = secrets.token_hex(16)
         try:
-            return Submitted(jobs, key, (yield from self.call(requests.submit_many(jobs, key=key))))
+            return Submitted(jobs, key, (yield from self.submit_together(jobs, key)))
         except _errors.APIError as error:
             if isinstance(item := error.problem.get("item"), int):
                 _errors.numbered(error, before + item)
+            raise
+
+    def submit_together(self, jobs: Sequence[Mapping[str, Any]], key: str) -> Flow[list[JobInfo]]:
+        """Submits jobs by one exchange; where this is interrupted, they are cancelled."""
+        try:
+            return (yield from self.call(requests.submit_many(jobs, key=key)))
+        except (GeneratorExit, _errors.GemmserveError):
+            raise
+        except BaseException:
+            try:  # as in `_cancel_submission`
+                infos = yield requests.submit_many(jobs, key=key, limit_s=CLEANUP_LIMIT_S)
+            except _errors.GemmserveError:
+                infos = []
+            yield from self.cancel_all([Submitted(jobs, key, infos)])
             raise
 
     def gather(self, submitted: Submitted) -> Flow[Sequence[JobInfo]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections import deque
 from dataclasses import dataclass
@@ -9,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from gemmserve import _errors
-from gemmserve._calls import requests
 from gemmserve._calls.flows import TOGETHER, Submitted, expected_of, filled, sampled, submission_of
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Mapped:
         if errors not in {"raise", "return"}:
             raise _errors.ParameterInvalid(f'errors is "raise" or "return", not {errors!r}')
         self._flows = flows
+        self._process = os.getpid()
         self._source = iter(asked)
         self._taken = 0
         self._size = min(max(in_flight // 2, 1), TOGETHER)
@@ -79,7 +80,9 @@ class Mapped:
         return {n: outcomes[n] for n in sorted(outcomes) if self._error is None or n < self._stop}
 
     def cancel(self) -> Flow[None]:
-        """Cancels the jobs that are not final."""
+        """Cancels the jobs that are not final; nothing in a forked child, which closes its copy of the iterator."""
+        if os.getpid() != self._process:
+            return
         yield from self._flows.cancel_all(chunk.submitted for chunk in self._pending)
 
     def _fill(self) -> Flow[None]:
@@ -152,7 +155,7 @@ class Mapped:
         while jobs:
             key = secrets.token_hex(16)
             try:
-                infos = yield from self._flows.call(requests.submit_many(list(jobs.values()), key=key))
+                infos = yield from self._flows.submit_together(list(jobs.values()), key)
             except _errors.GemmserveError as error:
                 number, of_product = _meant(error, list(jobs))
                 if of_product and self._refuse(number, cast("_errors.APIError", error), refused):

@@ -296,7 +296,9 @@ def submit(job: Mapping[str, Any], *, key: str, wait_s: float = 0.0, limit_s: fl
     return Request("POST", "/v1/jobs", _json(JobInfo.parse), headers=headers, body=body, wait_s=wait_s, limit_s=limit_s)
 
 
-def submit_many(jobs: Sequence[Mapping[str, Any]], *, key: str, wait_s: float = 0.0) -> Request[list[JobInfo]]:
+def submit_many(
+    jobs: Sequence[Mapping[str, Any]], *, key: str, wait_s: float = 0.0, limit_s: float | None = None
+) -> Request[list[JobInfo]]:
     """Submits jobs together; with `wait_s` the answer comes when all are done, or after that time. Sent again with the
     same key it asks for their states.
     """
@@ -312,7 +314,7 @@ def submit_many(jobs: Sequence[Mapping[str, Any]], *, key: str, wait_s: float = 
         return [JobInfo.parse({**_object(each), "request": job}) for each, job in zip(listed, jobs, strict=True)]
 
     body = json_body({"jobs": jobs})
-    return Request("POST", "/v1/jobs", _json(parse), headers=headers, body=body, wait_s=wait_s)
+    return Request("POST", "/v1/jobs", _json(parse), headers=headers, body=body, wait_s=wait_s, limit_s=limit_s)
 
 
 def job_info(job_id: str, *, wait_s: float = 0.0) -> Request[JobInfo]:

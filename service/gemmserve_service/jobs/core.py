@@ -82,6 +82,7 @@ class Core:
         self.cells = read_cells(settings)
         self.quotas = Quotas(partial(_share, self.keyring.quota, self.cells.count), self.database)
         self.store = ArrayStore(settings, self.database, self.quotas, arena)
+        self.database.on_full = self.store.trim
         self.uploads = ResumableUploads(settings, self.store, self.database, self.quotas)
         self.scheduler = Scheduler(settings, self.store, executor)
         self.scheduler.queue.weight_of = self.keyring.weight

@@ -62,8 +62,8 @@ class LiveJob:
     trace: ProductTrace | None = None
     """Its trace, where the request that submitted it is traced."""
     _watchers: asyncio.Event | None = None
-    _told: list[Callable[[], object]] = field(default_factory=list)
-    """Callbacks of those who wait for a change and have no coroutine."""
+    _told: dict[Callable[[], object], None] = field(default_factory=dict)
+    """Callbacks of those who wait for a change and have no coroutine, in the order in which they came."""
     first: JobInfo | Fresh = field(init=False)
     """The job as it was at first."""
     op: str = field(init=False)
@@ -151,13 +151,17 @@ class LiveJob:
             self._watchers.set()
             self._watchers = None
         if self._told:
-            told, self._told = self._told, []
+            told, self._told = self._told, {}
             for callback in told:
                 callback()
 
     def on_change(self, callback: Callable[[], object]) -> None:
         """Call `callback()` at the next change."""
-        self._told.append(callback)
+        self._told[callback] = None
+
+    def no_longer(self, callback: Callable[[], object]) -> None:
+        """Call `callback()` at no change any more."""
+        self._told.pop(callback, None)
 
     async def changed(self) -> None:
         """Wait for the next change."""
@@ -200,6 +204,9 @@ class _Wait:
 
     def _end(self) -> None:
         self._over = True
+        # Both hold the request, of which there may be many before the job changes.
+        self._timer = None
+        self._live.no_longer(self._look)
         self._told()
 
 

@@ -30,6 +30,8 @@ class Deadlines(Generic[T]):
         self._numbers = itertools.count()
         self._most = _MAX_CANCELLED
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        """Time of the timer, by the loop's clock: uvloop's does not know it where that is now, or past."""
 
     def add(self, thing: T, seconds: float) -> Deadline:
         """Add a task that expires in so many seconds."""
@@ -41,7 +43,7 @@ class Deadlines(Generic[T]):
         when = loop.time() + max(seconds, 0.0)
         deadline = [when, next(self._numbers), thing]
         heapq.heappush(self._heap, deadline)
-        if self._timer is None or when < self._timer.when():
+        if self._timer is None or when < self._timer_at:
             self._wind(loop)
         return deadline
 
@@ -60,7 +62,10 @@ class Deadlines(Generic[T]):
     def _wind(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = loop.call_at(self._heap[0][0], self._due) if self._heap else None
+        self._timer = None
+        if self._heap:
+            self._timer_at = self._heap[0][0]
+            self._timer = loop.call_at(self._timer_at, self._due)
 
     def _due(self) -> None:
         loop = asyncio.get_running_loop()

@@ -122,6 +122,10 @@ class ArrayStore:
             await self.tier.stop()
         await self._background.stop()
         await self.digests.stop()
+        self.trim()
+
+    def trim(self) -> None:
+        """Gives files and memory that are kept for new arrays back to the system."""
         self._space.trim()
 
     def on_array_gone(self, callback: Callable[[str], None]) -> None:

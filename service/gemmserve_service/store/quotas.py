@@ -53,6 +53,8 @@ class Quotas:
         self._unrecorded: defaultdict[tuple[int, str], float] = defaultdict(float)
         self._owed = False
         """Whether some of them are an owner's."""
+        self._failing = False
+        """Whether the last try to record them failed."""
         self._flush: asyncio.TimerHandle | None = None
         if database is not None:
             database.before_begin(self._record_owed)
@@ -227,8 +229,11 @@ class Quotas:
         rows = [{"owner": owner, "day": day, "seconds": seconds} for (day, owner), seconds in taken.items()]
 
         def recorded(done: asyncio.Future[None]) -> None:
-            if not done.cancelled() and done.exception() is not None:
-                log.error("device use could not be recorded", exc_info=done.exception())
+            error = None if done.cancelled() else done.exception()
+            if not self._failing and error is not None:  # with every write of anything, while the disk is full
+                log.error("device use could not be recorded; it is tried again with each write", exc_info=error)
+            self._failing = error is not None
+            if error is not None:
                 for entry, seconds in taken.items():
                     self._unrecorded[entry] += seconds
                 self._owed = True

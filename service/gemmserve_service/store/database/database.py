@@ -43,6 +43,8 @@ class Connection(sqlite3.Connection):
 
     apart = False
     """Whether each write of the transaction is undone alone where it fails, and not all of them."""
+    stuck = False
+    """Whether its log could not be brought into the file when that was tried last."""
 
 
 Told = Callable[[Any, BaseException | None], object]
@@ -153,6 +155,8 @@ class Database:
         """Bytes by which commits have made it longer since, at most."""
         self._calm_at = 0.0
         """Time from which on the event loop may commit (time.monotonic)."""
+        self.on_full: Callable[[], object] = lambda: None
+        """Called in the event loop where the disk had no room for a write: what can be spared may go, for the next."""
         self._thread: threading.Thread | None = None
         self._reader: ThreadPoolExecutor | None = None
         self._read_connection: sqlite3.Connection | None = None
@@ -430,17 +434,23 @@ class Database:
         def told(loop: asyncio.AbstractEventLoop) -> None:
             self._begun -= batches
             self._note(seconds, log_bytes)
+            if any(isinstance(error, StoreFull) for _, _, error in outcomes):
+                self.on_full()
             _resolve(loop, outcomes)
 
         self._loop.call_soon_threadsafe(told, self._loop)
 
 
-def _check_point(connection: sqlite3.Connection) -> None:
+def _check_point(connection: Connection) -> None:
     """Bring the log into the database, as far as no reader stands in the way."""
     try:
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
     except sqlite3.Error as error:  # the disk is full, say: the log grows until there is room
-        log.warning("the database's log could not be brought into it: %s", error)
+        if not connection.stuck:  # that is tried with each commit
+            log.warning("the database's log could not be brought into it: %s", error)
+        connection.stuck = True
+    else:
+        connection.stuck = False
 
 
 def _begin(connection: sqlite3.Connection) -> None:

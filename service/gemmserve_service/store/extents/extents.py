@@ -52,6 +52,11 @@ _UNUSED_S: Final = 2.0
 _SMALL: Final = 1 << 16
 """Bytes of an extent, up to which it shares a file with fifteen others or more."""
 
+_LEFT_BYTES: Final = 64 << 20
+"""Bytes of a disk that new files leave, twice those of the database's log ..."""
+_LEFT_PART: Final = 64
+"""... and at most such a part of the disk."""
+
 
 def size_class(nbytes: int) -> int:
     """Bytes allocated for an array of `nbytes` > 0: whole pages, at most an eighth more than asked for."""
@@ -465,10 +470,20 @@ class ExtentPool:
     def _made(self, capacity: int) -> tuple[str, str]:
         """Return name and path of a new file. Called in any thread. Raises OSError."""
         began = time.perf_counter()
+        if capacity > self.room():
+            raise OSError(errno.ENOSPC, "what is left of the disk is the database's")
         made = _create_file(self._folder, capacity)
         if capacity >= _LARGE:
             self._rate = capacity / max(time.perf_counter() - began, 1e-9)
         return made
+
+    def room(self) -> int:
+        """Bytes of the disk that new files may take: all that is free but what is left to the database, without which
+        no array could be deleted. Called in any thread.
+        """
+        disk = os.statvfs(self._folder)
+        left = min(_LEFT_BYTES, disk.f_blocks * disk.f_frsize // _LEFT_PART)
+        return disk.f_bavail * disk.f_frsize - left
 
     def _check_pieces(self) -> None:
         if self.most is not None and self.live + len(self._free) >= self.most:

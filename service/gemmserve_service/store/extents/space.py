@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING
 
 from gemmserve_service.errors import StoreFull, TooLarge
@@ -150,8 +149,7 @@ class Space:
         self._check_room(size_class(nbytes), nbytes)
 
     def _check_room(self, capacity: int, nbytes: int) -> None:
-        disk = os.statvfs(self.files.folder or "/")
-        room = disk.f_bavail * disk.f_frsize + self.files.free_bytes - self.unplaced_bytes
+        room = self.files.room() + self.files.free_bytes - self.unplaced_bytes
         if capacity > room:
             raise StoreFull(f"the disk has no room for {nbytes} bytes beside results that are not written yet")
 

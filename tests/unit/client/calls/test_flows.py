@@ -34,6 +34,30 @@ def test_ctrl_c_before_the_job_is_known_cancels_it(client, service, remote) -> N
     assert [job["state"] for job in service.jobs.values()] == ["cancelled"]
 
 
+@pytest.mark.parametrize("operand", ["on the server", "here"])
+@pytest.mark.parametrize("call", ["submit", "submit_many", "map"])
+def test_ctrl_c_before_submitted_jobs_are_known_cancels_them(client, service, remote, call, operand) -> None:
+    def arrives_then_interrupted(request: httpx.Request) -> None:
+        service.requests.pop()
+        service(request)
+        raise KeyboardInterrupt
+
+    here = operand == "here"
+    product = {"op": "gemm", "a": remote, "b": np.ones((3, 3)) if here else remote}
+    service.polls_until_done = 5
+    service.script += [None, arrives_then_interrupted] if here else [arrives_then_interrupted]
+    calls = {
+        "submit": lambda: client.submit(**product),
+        "submit_many": lambda: client.submit_many([product] * 3),
+        "map": lambda: next(client.map([product] * 3)),
+    }
+    with pytest.raises(KeyboardInterrupt):
+        calls[call]()
+    count = 1 if call == "submit" else 3
+    assert [job["state"] for job in service.jobs.values()] == ["cancelled"] * count
+    assert set(service.arrays) == {remote.id}
+
+
 def test_ctrl_c_while_waiting_cancels_and_tidies_up(client, service, remote) -> None:
     service.polls_until_done = 5
     service.script += [None, None, interrupt]  # the upload, the submission, the first poll

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +14,9 @@ from gemmserve_kernels.blocks.grid import Grid, GridRule
 from gemmserve_kernels.blocks.memory_plan import least_bytes, plan_memory
 from gemmserve_kernels.blocks.workspace import workspace_bytes
 from gemmserve_kernels.device.spec import KNOWN
-from gemmserve_kernels.problem.vocabulary import AlgorithmName
+
+if TYPE_CHECKING:
+    from gemmserve_kernels.problem.vocabulary import AlgorithmName
 
 H200 = KNOWN["H200"]
 CPU = DeviceSpec("cpu", "a processor", "cpu", 4, 1, 0, 0, 0, 1 << 40, 0, ("auto", "fp32", "fp64"))

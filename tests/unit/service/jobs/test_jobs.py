@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -370,6 +371,24 @@ async def test_a_callback_waits_as_a_coroutine_does(core, fake, gemm, a, eventua
     assert told == ["gave up", JobState.SUCCEEDED, "at once"]
     await core.drain(0)
     assert told[3:] == ["released"]
+
+
+async def test_who_has_waited_long_enough_is_not_held_until_the_job_changes(core, gemm, a, eventually):
+    class Request:
+        told = False
+
+        def tell(self):
+            self.told = True
+
+    ((live,), _) = await core.jobs.accept([gemm(a, a)], None, "", waits=False, several=False)
+    for _ in range(3):
+        request = Request()
+        core.jobs.when_over(live, 0.001, request.tell)
+        await eventually(lambda request=request: request.told)
+        gone = weakref.ref(request)
+        del request
+        await eventually(lambda gone=gone: gone() is None)
+    assert not live.over
 
 
 async def anext_all(iterator):

@@ -21,7 +21,7 @@ from gemmserve_service.errors import (
 from gemmserve_service.jobs.forms.form import PLACES, Asked, Form, plain
 from gemmserve_service.runtime import yielding
 from gemmserve_service.schemas import JobState, ProgramJob
-from gemmserve_service.store.extents import extents, space
+from gemmserve_service.store.extents import extents
 from gemmserve_service.tenancy.api_keys import Quota
 
 A = np.ones((8, 8), "c8")
@@ -322,9 +322,9 @@ async def test_the_disk_has_no_room_for_results_that_may_wait(
     a = await put(core.store, A)
 
     class Disk:
-        f_bavail, f_frsize = 80, 4096
+        f_bavail, f_frsize, f_blocks = 80, 4096, 0
 
-    monkeypatch.setattr(space.os, "statvfs", lambda _: Disk)
+    monkeypatch.setattr(extents.os, "statvfs", lambda _: Disk)
     problem = await refusal(core, [gemm(a, a)] * MANY)
     assert (problem.slug, problem.extra["item"]) == ("store-full", 80)
     assert core.store._space.unplaced_bytes == 0

@@ -8,6 +8,7 @@ import functools
 import weakref
 
 import pytest
+import uvloop
 from stepped_loop import SteppedLoop
 
 from gemmserve_service.scheduling.deadlines import Deadlines
@@ -131,3 +132,24 @@ async def test_one_may_lead_to_another():
     deadlines.stop()
     await pass_(2.0)
     assert seen[-1] == 5
+
+
+@pytest.mark.parametrize("first", [-1.0, 0.0, 0.0004, 0.002])
+def test_uvloop_takes_what_is_due_now_or_past_beside_others(first):
+    async def add_some():
+        expired, over = [], asyncio.Event()
+
+        def expire(thing):
+            expired.append(thing)
+            if len(expired) == 4:
+                over.set()
+
+        deadlines = Deadlines(expire)
+        for thing, seconds in (("a", first), ("b", 0.001), ("c", 300.0), ("d", -1.0), ("e", 0.0)):
+            deadlines.add(thing, seconds)
+        await over.wait()
+        deadlines.stop()
+        return sorted(expired)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(add_some()) == ["a", "b", "d", "e"]

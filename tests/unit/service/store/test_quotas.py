@@ -165,6 +165,19 @@ async def test_a_full_disk_loses_no_second(database, clock):
     assert other.device_seconds("a") == 3.0
 
 
+async def test_a_full_disk_is_told_of_once(database, clock, caplog):
+    quotas = Quotas(database=database, clock=clock)
+    await quotas.start()
+    for count in (1, 2):
+        await database.write(lambda db: db.execute("ALTER TABLE device_use RENAME TO away"))
+        quotas.charge_device("a", 1.0)
+        for _ in range(5):
+            await database.write(lambda db: db.execute("SELECT 1"))
+        assert caplog.text.count("device use could not be recorded") == count
+        await database.write(lambda db: db.execute("ALTER TABLE away RENAME TO device_use"))
+        await database.write(lambda db: db.execute("SELECT 1"))
+
+
 async def test_old_days_are_forgotten(database, clock):
     quotas = Quotas(database=database, clock=clock)
     await quotas.start()

@@ -14,7 +14,7 @@ from gemmserve_service.errors import Gone, JobTimeout, QuotaExceeded, StoreFull
 from gemmserve_service.jobs.core import Core
 from gemmserve_service.schemas import GemmReduceJob, JobState
 from gemmserve_service.store import spill as module
-from gemmserve_service.store.extents import extents, space
+from gemmserve_service.store.extents import extents
 from gemmserve_service.store.extents.extents import MappedFile
 from gemmserve_service.tenancy.api_keys import Quota
 
@@ -372,9 +372,9 @@ async def test_where_many_files_fail_nothing_more_is_begun(core, bring, a, event
 
 async def test_nothing_is_accepted_that_the_disk_could_not_hold(core, fake, compute, a, gemm, monkeypatch, put):
     class Disk:
-        f_frsize, f_bavail = PAGE, 3
+        f_frsize, f_bavail, f_blocks = PAGE, 3, 0
 
-    monkeypatch.setattr(space.os, "statvfs", lambda _: Disk)
+    monkeypatch.setattr(extents.os, "statvfs", lambda _: Disk)
     core.store._files.trim()
     made = [await compute(a, a) for _ in range(3)]
     with pytest.raises(StoreFull, match="beside results that are not written"):

@@ -340,6 +340,29 @@ async def test_the_log_goes_to_the_database_by_the_thread_and_begins_anew_there(
         await database.stop()
 
 
+def test_a_log_that_cannot_go_to_the_database_is_told_of_once(caplog):
+    class OnDisk:
+        stuck = False
+        full = True
+
+        def execute(self, _):
+            if self.full:
+                raise sqlite3.OperationalError("database or disk is full")
+            return self
+
+        def fetchall(self):
+            return []
+
+    connection = OnDisk()
+    for count in (1, 2):
+        for _ in range(5):
+            database_module._check_point(connection)
+        assert caplog.text.count("could not be brought into it") == count
+        connection.full = False
+        database_module._check_point(connection)
+        connection.full = True
+
+
 async def test_after_a_commit_that_took_long_the_thread_commits_for_a_while(threads, monkeypatch):
     monkeypatch.setattr(database_module, "_SLOW_S", 0.0)
     monkeypatch.setattr(database_module, "_CALM_S", 3600.0)
