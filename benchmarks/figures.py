@@ -59,10 +59,7 @@ COMPARED = [
         (f"complex64 `auto`, {n}³", ("gemmserve", "square", cube(n)), "vendor BLAS", "", "rate")
         for n in (8192, 2048, 1024)
     ),
-    *(
-        (f"complex64 `ozaki`, {name}, prepared", ("prepared", "second-wave", case, "ozaki"), "vendor BLAS", "", "rate")
-        for name, case in ((HEADLINE, HEADLINE), ("8192³", cube(8192)))
-    ),
+    ("complex64 `auto`, 8192³, prepared", ("prepared", "square", cube(8192)), "vendor BLAS", "", "rate"),
     (
         f"complex64 `3xfp16-3m`, prepared, {HEADLINE}",
         ("prepared", "modes", HEADLINE, "3xfp16-3m"),
@@ -103,6 +100,13 @@ COMPARED = [
     (
         "float32 64 x 1024 x 1024 x 256, maxima over m",
         ("gemmserve", "gemm_reduce", "64 x 1024 x 1024 x 256", "auto", "float32", "max"),
+        "cupy",
+        ", then CuPy",
+        "ms",
+    ),
+    (
+        "complex64 4 x 65536 x 4096 x 64, sums of squares over m",
+        ("gemmserve", "gemm_reduce", "4 x 65536 x 4096 x 64", "auto", "complex64", "sumsq"),
         "cupy",
         ", then CuPy",
         "ms",
@@ -159,14 +163,13 @@ def double_beside_emulation():
 
 
 def single_by_residues():
-    """Return the table of complex64 products through residues beside `auto`."""
+    """Return the table of complex64 products through residues, which `auto` takes, beside `3xfp16`."""
     rows = report("second-wave-nvidia-h200")["rows"]
     lines = ["| | ms | TF | error | worst element, u |", "|---|---|---|---|---|"]
     shown = {
-        ("auto", "gemmserve"): "`auto`",
+        ("auto", "gemmserve"): "`auto`, residues",
         ("auto", "prepared"): "`auto`, operands prepared",
-        ("ozaki", "gemmserve"): "`ozaki`",
-        ("ozaki", "prepared"): "`ozaki`, operands prepared",
+        ("auto", "wgmma"): "`3xfp16`",
         ("auto", "vendor BLAS"): "cuBLAS, FP32",
     }
     for case in (HEADLINE, cube(8192)):

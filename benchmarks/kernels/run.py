@@ -79,7 +79,7 @@ class Gpu:
         self.xp.full(max(1, nbytes), 0xFF, self.xp.uint8)
 
     def release(self):
-        """What the last case left."""
+        """What the last case, or contender, left."""
         self.xp.get_default_memory_pool().free_all_blocks()
 
     def workspace(self, run):
@@ -206,6 +206,7 @@ def checked(machine, case, sets, every, *, elements=False):
     sampled = data.Elements(machine.xp, case, sets[0]) if elements and data.Elements.apply(case) else None
     found, failures = [], []
     for each in every:
+        machine.release()  # or results would come to lie in what the workspace before was cut from, and hold all of it
         machine.poison(case.batch * case.m * case.n * np.dtype(case.dtype).itemsize)
         try:
             own = each.case or case

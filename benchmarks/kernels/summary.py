@@ -199,15 +199,14 @@ def _second_wave(rows):
         name = f"complex128 8192^3, {init}, over dynamic bits, accuracy rule kept"
         yield name, "x", 1.3, 1.5, _times(found.get(DYNAMIC), best)
     for shape in ({"m": 3456, "n": 4096, "k": 4096}, {"m": 8192, "n": 8192, "k": 8192, "batch": 1}):
-        by_mode = {compute: of(**shape, compute=compute, dtype="complex64") for compute in ("auto", "ozaki")}
-        rates = {compute: _prepared_rate(found) for compute, found in by_mode.items()}
+        found = of(**shape, compute="auto", dtype="complex64")
+        planes = of(**shape, compute="3xfp16", dtype="complex64")
         name = "complex64 " + "x".join(str(shape[side]) for side in "mnk")
         targets = (265, 320) if shape["m"] == 3456 else (None, None)
-        best = max(filter(None, rates.values()), default=None)
-        yield f"{name} prepared, accuracy rule kept", "TF", *targets, best
-        yield f"{name} prepared, by 3xfp16", "TF", None, None, rates["auto"]
-        both = (by_mode["auto"].get("gemmserve"), by_mode["ozaki"].get("gemmserve"))
-        yield f"{name}, eight residues over auto, as they come", "x", None, None, _times(*both)
+        yield f"{name} prepared, accuracy rule kept", "TF", *targets, _prepared_rate(found)
+        yield f"{name} prepared, by 3xfp16", "TF", None, None, _prepared_rate(planes)
+        both = (found.get("wgmma"), found.get("gemmserve"))
+        yield f"{name}, auto over 3xfp16, as they come", "x", None, None, _times(*both)
     for (m, n, k), target, stretch in SECOND_THIN:
         yield f"complex64 {m}x{n}x{k}, over cuBLAS", "x", target, stretch, _over_rivals(of(m=m, n=n, k=k))
     for n, target, stretch in SECOND_BATCHED:

@@ -59,13 +59,14 @@ def wide_tile(problem: GemmProblem, scheme: Scheme, spec: DeviceSpec, alike: Wgm
 
 
 def failing_tile(problem: GemmProblem, scheme: Scheme, spec: DeviceSpec) -> WgmmaTile:
-    """The tile for what residues do not serve: 128 rows of the product, whichever way it is written, hold whole blocks,
-    and k is not split, so that a batch has the bits of its products. Raises ConfigInfeasible.
+    """The tile of `wide_tile` for what residues do not serve: 128 rows of the product, whichever way it is written, hold
+    whole blocks. A batch has that of one of its products, whose bits it has. Raises ConfigInfeasible.
     """
-    tile = resolve(GemmConfig(split_k=1), problem, spec, scheme)
+    one = replace(problem, batch_shape=())
+    tile = wide_tile(one, scheme, spec)
     if tile.block_n <= _JUDGED_ROWS:
         return tile
-    return resolve(GemmConfig(block_n=_JUDGED_ROWS, split_k=1), problem, spec, scheme)
+    return resolve(GemmConfig(block_n=_JUDGED_ROWS, split_k=tile.split), one, spec, scheme)
 
 
 def multiply(
