@@ -59,8 +59,8 @@ def wide_tile(problem: GemmProblem, scheme: Scheme, spec: DeviceSpec, alike: Wgm
 
 
 def failing_tile(problem: GemmProblem, scheme: Scheme, spec: DeviceSpec) -> WgmmaTile:
-    """The tile of `wide_tile` for what residues do not serve: 128 rows of the product, whichever way it is written, hold
-    whole blocks. A batch has that of one of its products, whose bits it has. Raises ConfigInfeasible.
+    """The tile of `wide_tile` for what residues do not serve: 128 rows of the product, whichever way it is written,
+    hold whole blocks. A batch has that of one of its products, whose bits it has. Raises ConfigInfeasible.
     """
     one = replace(problem, batch_shape=())
     tile = wide_tile(one, scheme, spec)
