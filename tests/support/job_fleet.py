@@ -65,7 +65,8 @@ class Fleet:
         for message in messages:
             for ref in getattr(message, "operands", {}).values():
                 record = None if ref.cache_id is None else self.catalog.get(ref.cache_id)
-                assert record is None or record.pending is None or record.pending.holder == worker.id
+                pending = None if record is None else record.pending
+                assert pending is None or pending.readable or pending.holder == worker.id
         waiting = [message for message in messages if getattr(message, "defer", False)]
         self.may_wait.update(message.task for message in waiting)
         self.must_wait.update(

@@ -393,7 +393,7 @@ class JobLife(RuleBasedStateMachine):
             return
         scheduler, live = self.core.scheduler, self.core.jobs._live.values()
         waiting = list(scheduler.queue)
-        assert scheduler.queue.nbytes == sum(task.size[0] for task in waiting)
+        assert scheduler.queue.nbytes == sum(task.queued_bytes for task in waiting)
         assert sum(scheduler.queue.waiting(owner) for owner in ("", "alice", "bob")) == len(waiting)
         assert {task for task in waiting if task.durable} == {
             job.task for job in live if job.task is not None and not job.task.over and job.task.worker is None
