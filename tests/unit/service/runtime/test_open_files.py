@@ -35,12 +35,15 @@ def test_without_a_limit_there_is_none(make_settings):
 
 
 @pytest.fixture
-def few_files():
-    """So many descriptors as are open now, and some forty more."""
+def few_files(make_settings):
+    """So many descriptors as are open now, those that requests may have in memory, and some forty more."""
     if not Path("/proc/self/fd").exists():
         pytest.skip("looks at /proc")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = max(int(each.name) for each in Path("/proc/self/fd").iterdir()) + 40
+    highest = limit = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
+    settings = make_settings()
+    while limit < highest + 40 + OpenFiles.of(settings, limit).memory:
+        limit += 8
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(limit, hard), hard))
     yield limit
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
