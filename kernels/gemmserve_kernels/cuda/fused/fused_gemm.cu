@@ -4,7 +4,8 @@
 // Most are producers, half of them of either operand at a time: they take such a chunk into registers, so that the next one
 // may be on its way, and split it into float16 planes in a stage of shared memory. Two warpgroups of consumers multiply the
 // planes, for half of a tile's columns each: splitting takes more instructions than that.
-// Of real numbers one warpgroup multiplies all columns, and half as many warps split: a multiprocessor has two such blocks.
+// A block of real numbers has one warpgroup that multiplies all columns, and half as many warps that split: a
+// multiprocessor has two such blocks.
 // Every chunk of a vector has its own scale, and every chunk of a tile is judged: what planes do not serve is computed by
 // multiply-adds, in its turn (gemmserve_kernels.algorithms.fused.gemm has the proof).
 #include "../common/memory/lanes.cuh"

@@ -438,7 +438,7 @@ class ExtentPool:
     def _create_shared(self, slot: int) -> SharedFile:
         count = _SHARED_BYTES // slot
         try:
-            name, path = _create_file(self._folder, count * slot)
+            name, path = self._made(count * slot)
         except OSError as error:
             if error.errno not in _FULL:
                 raise

@@ -308,6 +308,23 @@ def test_where_the_disk_has_little_room_a_small_one_takes_little(tmp_path, monke
     assert pool.take(8).file[1] == MIB
 
 
+@pytest.mark.parametrize("nbytes", [8, MIB])
+def test_new_files_leave_the_database_its_part_of_the_disk(tmp_path, monkeypatch, nbytes):
+    """Small extents share a file of a MiB, which takes from that part as little as files of one do."""
+
+    class Disk:
+        f_frsize, f_blocks = 4096, 1 << 24
+
+    monkeypatch.setattr(extents.os, "statvfs", lambda _: Disk)
+    left, capacity = (64 * MIB) // 4096, size_class(nbytes)
+    pool = ExtentPool(tmp_path, keep_bytes=0)
+    Disk.f_bavail = left + capacity // 4096
+    assert pool.take(nbytes).file[1] == capacity
+    Disk.f_bavail -= 1
+    with pytest.raises(StoreFull):
+        pool.take(nbytes)
+
+
 def test_flush_waits_for_the_file_and_its_folder_even_when_nothing_is_mapped(tmp_path, monkeypatch):
     extent = ExtentPool(tmp_path, keep_bytes=0).take(4096)
     synced = []
