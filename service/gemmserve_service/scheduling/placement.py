@@ -55,6 +55,8 @@ class Placement:
         self._estimates = estimates
         self._links = links
         self._again = again
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
 
     def plan(self, task: Task, worker: Worker) -> Plan | KernelError:
         """Return how that worker's device would run the task, or why it cannot."""
@@ -95,8 +97,26 @@ class Placement:
         now = time.monotonic()
         if task.passed_over is None:
             task.passed_over = now
-            asyncio.get_running_loop().call_later(patience_s, self._again)
-        return now - task.passed_over < patience_s
+        until = task.passed_over + patience_s
+        if until <= now:
+            return False
+        self._look_at(until, now)
+        return True
+
+    def _look_at(self, when: float, now: float) -> None:
+        """Have waiting tasks looked at again at that time at the latest (time.monotonic). A loop's timer may come
+        before it: whoever still waits then has another set.
+        """
+        if self._timer is not None:
+            if self._timer_at <= when:
+                return
+            self._timer.cancel()
+        self._timer_at = when
+        self._timer = asyncio.get_running_loop().call_later(max(when - now, _MIN_WAIT_S), self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        self._again()
 
     def link_seconds(self, task: Task, worker: Worker) -> float:
         """Return the seconds that operands which a worker that joined has not take to it, and results back."""

@@ -143,8 +143,8 @@ class Scheduler:
         self._chance = random.Random()  # noqa: S311 (whom to check is no secret)
         self._gone: list[str] = []
         """Arrays that are gone in this turn of the event loop."""
-        self._room_at = 0.0
-        """Time at which the disk is asked again for room for results (time.monotonic)."""
+        self._room_timer: asyncio.TimerHandle | None = None
+        """Timer after which the disk is asked again for room for results; None: it has room, as far as is known."""
         self._suspects: set[Task] = set()
         """Tasks that have lost a worker and may wait again: they go alone."""
         self._lost_workers: dict[str, tuple[list[str], float]] = {}
@@ -523,7 +523,7 @@ class Scheduler:
     def _lacks_room(self, task: Task, worker: Worker) -> bool:
         if task.file_made is False or self.writes.lacks_room(task, worker):
             return True
-        return self._room_at > 0 and time.monotonic() < self._room_at and task.needs_place(worker, verify=task.verify)
+        return self._room_timer is not None and task.needs_place(worker, verify=task.verify)
 
     def _queue_again(self, task: Task) -> None:
         """Queue a task that was taken out, in its old place; of a block, the product that it is a part of."""
@@ -658,7 +658,7 @@ class Scheduler:
             return False
         if task.whole.in_arena:  # what a check would put there would not come out again
             return False
-        return not (time.monotonic() < self._room_at and task.placeless)  # without the place that a check needs
+        return not (self._room_timer is not None and task.placeless)  # without the place that a check needs
 
     def _placed(self, worker: Worker, task: Task, verify: bool) -> bool:
         """Return whether the results have the places that they need; else the task waits again, where it was."""
@@ -672,10 +672,20 @@ class Scheduler:
         except (StoreFull, OSError) as error:
             log.warning("task %s waits: %s", task.id, error)
             self._take_back(task)
-            self._room_at = time.monotonic() + _ROOM_RETRY_S
-            asyncio.get_running_loop().call_later(_ROOM_RETRY_S, self._dispatch)
+            self._wait_for_room()
             return False
         return True
+
+    def _wait_for_room(self) -> None:
+        """Send no task for a while that needs room on the disk. A timer's end is what ends it, not a clock's time: a
+        loop's timers may come before that, and no other would.
+        """
+        if self._room_timer is None:
+            self._room_timer = asyncio.get_running_loop().call_later(_ROOM_RETRY_S, self._look_for_room)
+
+    def _look_for_room(self) -> None:
+        self._room_timer = None
+        self._dispatch()
 
     def _awaits_file(self, task: Task) -> bool:
         """Whether a task has to wait for a file that takes long to make, as one in memory does. Others pass it, while a

@@ -64,7 +64,7 @@ async def test_others_pass_one_that_waits(core, fake, put, gemm, slow_link):
 
 async def test_nobody_waits_longer_than_bringing_the_operands_would_take(core, fake, put, gemm, monkeypatch):
     now, alarms = [0.0], []
-    loop = SimpleNamespace(call_later=lambda delay_s, call: alarms.append((delay_s, call)))
+    loop = SimpleNamespace(call_later=lambda delay_s, call: alarms.append((delay_s, call)) or alarms[-1])
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(module, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
     a = await put(core.store, A)
@@ -72,13 +72,15 @@ async def test_nobody_waits_longer_than_bringing_the_operands_would_take(core, f
     say(fake, "cuda:1", came=[a.id])
     await core.jobs.submit(gemm(a, a))
     late, _ = await core.jobs.submit(gemm(a, a))
-    delay_s, look_again = alarms[-1]
+    ((delay_s, look),) = alarms
     assert delay_s == pytest.approx(2 * 0.05), "it is both operands"
     now[0] += 0.09
-    look_again()
+    look()
     assert not fake.running("cuda:0")
+    _, (delay_s, look) = alarms
+    assert delay_s == pytest.approx(0.01), "a timer that comes too early is set again"
     now[0] += 0.02
-    look_again()
+    look()
     assert fake.running("cuda:0") == [late.id]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 import time
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 from gemmserve_service.errors import JobTimeout
+from gemmserve_service.scheduling import scheduler as scheduling
 from gemmserve_service.scheduling.estimates import Estimates
 from gemmserve_service.scheduling.tasks import Task
 from gemmserve_service.schemas import GemmParams
@@ -37,6 +37,12 @@ def fake(make_fake):
 @pytest.fixture
 async def a(core, put):
     return await put(core.store, A)
+
+
+@pytest.fixture
+def long_wait(monkeypatch):
+    """The disk is not asked again for room of itself."""
+    monkeypatch.setattr(scheduling, "_ROOM_RETRY_S", 3600.0)
 
 
 async def reached(condition):
@@ -77,7 +83,7 @@ async def test_a_task_that_finds_no_room_is_not_charged_for_its_tries(core, fake
 
 
 async def test_a_suspect_that_waits_for_the_disk_keeps_no_worker_from_running_ahead(
-    core, fake, a, gemm, full_disk, monkeypatch
+    core, fake, a, gemm, full_disk, long_wait, monkeypatch
 ):
     monkeypatch.setattr(core.scheduler.placement, "companions", lambda *_: [])
     suspect, _ = await core.jobs.submit(gemm(a, a))
@@ -87,11 +93,11 @@ async def test_a_suspect_that_waits_for_the_disk_keeps_no_worker_from_running_ah
     core.store._files.trim()
     full_disk(True)
     fake.ahead, fake.result_bytes = 2, 0
-    core.scheduler._room_at = math.inf
+    core.scheduler._wait_for_room()
     fake.hello()
     assert fake.running() == others[:3]
     full_disk(False)
-    core.scheduler._room_at = 0.0
+    core.scheduler._room_timer = None
     for left in (2, 1):
         fake.done()
         assert len(fake.running()) == left, "now it could have the worker alone"
@@ -113,9 +119,29 @@ async def test_a_task_that_finds_no_room_keeps_no_other_from_an_idle_worker(core
     fake.hello()
     assert fake.running() == [second.id]
     full_disk(False)
-    core.scheduler._room_at = 0.0
+    core.scheduler._room_timer = None
     fake.done()
     assert fake.running() == [first.id]
+    fake.done()
+
+
+async def test_a_task_is_tried_again_for_room_though_the_timer_comes_before_the_clock_has_it(
+    core, fake, a, gemm, full_disk, monkeypatch
+):
+    """A loop's timers are set by the time at which its turn began, which may be long before."""
+    clock = time.monotonic()
+    monkeypatch.setattr(scheduling, "_ROOM_RETRY_S", 0.05)
+    monkeypatch.setattr(scheduling, "time", SimpleNamespace(monotonic=lambda: clock))
+    info, _ = await core.jobs.submit(gemm(a, a))
+    fake.lose()
+    core.store._files.trim()
+    full_disk(True)
+    fake.result_bytes = 0
+    fake.hello()
+    assert not fake.running()
+    full_disk(False)
+    await reached(fake.running)
+    assert fake.running() == [info.id]
     fake.done()
 
 
@@ -230,7 +256,7 @@ async def test_a_file_that_a_thread_could_not_make_is_asked_for_once_more(
     slow_files.go.set()
     full_disk(True)
     info, _ = await core.jobs.submit(gemm(large, large))
-    await reached(lambda: core.scheduler._room_at > 0)
+    await reached(lambda: core.scheduler._room_timer is not None)
     assert not fake.running()
     full_disk(False)
     await reached(fake.running)
@@ -250,21 +276,21 @@ def waits(monkeypatch):
 
 @pytest.mark.parametrize("why", ["operands", "room", "suspect"])
 async def test_a_worker_runs_ahead_with_what_comes_behind_one_that_cannot_run(
-    make_scheduler, fake, submit, waits, monkeypatch, why
+    make_scheduler, fake, submit, waits, long_wait, monkeypatch, why
 ):
     fake.ahead = 2
     scheduler = await make_scheduler(fake, max_grouped_jobs=1)
     await submit(scheduler, "running")
     if why == "room":
         monkeypatch.setattr(Task, "needs_place", lambda task, *_, **__: task.id == "head")
-        scheduler._room_at = math.inf
+        scheduler._wait_for_room()
     else:
         waits.add("head")
     head = await submit(scheduler, "head", crashes=int(why == "suspect"))
     for name in "ab":
         await submit(scheduler, name)
     assert fake.running() == ["running", "a", "b"]
-    scheduler._room_at = 0.0
+    scheduler._room_timer = None
     waits.clear()
     await submit(scheduler, "c")
     for _ in range(3):

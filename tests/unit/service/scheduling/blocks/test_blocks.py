@@ -400,7 +400,7 @@ async def test_no_room_for_the_result(blocky, fake, make_large, listener, full_d
     monkeypatch.setattr(upload, "take_place", take_place)
     scheduler.submit(task)
     assert (sent(fake), scheduler.queued, task.blocks.left) == ([], 1, 16)
-    scheduler._room_at = 0.0
+    scheduler._room_timer = None
     scheduler._dispatch()
     run(fake)
     assert sorted(sent(fake)) == list(range(16))
@@ -852,7 +852,7 @@ async def test_no_room_for_partial_results(blocky, fake, reduction, listener, st
     monkeypatch.setattr(store, "allocate", refused)
     task = await reduction(scheduler)
     assert (fake.sent, scheduler.queued, task.blocks.left) == ([], 1, 16)
-    scheduler._room_at = 0.0
+    scheduler._room_timer = None
     scheduler._dispatch()
     run(fake)
     assert sorted(blocks_sent(fake)) == list(range(16))
