@@ -210,8 +210,9 @@ class AsyncClient(ClientBase[AsyncIO, httpx.AsyncBaseTransport], LinearAlgebra):
         """The results of many products, in order, as they come: see `Client.map`."""
         products = Mapped(self._flows, asked, in_flight, errors)
         try:
-            while (outcomes := await self._run(products.next())) is not None:
-                for number, outcome in outcomes.items():
+            while (numbers := await self._run(products.next())) is not None:
+                for number in numbers:
+                    outcome = products.take(number)
                     result: Any = outcome
                     if not isinstance(outcome, APIError):
                         try:
@@ -222,7 +223,7 @@ class AsyncClient(ClientBase[AsyncIO, httpx.AsyncBaseTransport], LinearAlgebra):
                         raise result
                     yield result
         finally:
-            await self._run(products.cancel())
+            await self._run(products.close())
 
     async def put(
         self,

@@ -269,12 +269,14 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport], LinearAlgebra):
         ends the iteration; `errors="return"` gives it in the place of the result, and goes on. `problem["item"]` is the
         product's number in `asked`. What keeps the server from taking any product (a full store, a key that is not
         valid, no answer), and an error of `asked` itself, is raised with either, after the results before it. When the
-        iterator is closed, products that are not done are cancelled.
+        iterator is closed, products that are not done are cancelled, and results that it has not given are deleted,
+        but those with a name or labels.
         """
         products = Mapped(self._flows, asked, in_flight, errors)
         try:
-            while (outcomes := self._run(products.next())) is not None:
-                for number, outcome in outcomes.items():
+            while (numbers := self._run(products.next())) is not None:
+                for number in numbers:
+                    outcome = products.take(number)
                     result: Any = outcome
                     if not isinstance(outcome, APIError):
                         try:
@@ -285,7 +287,7 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport], LinearAlgebra):
                         raise result
                     yield result
         finally:
-            self._run(products.cancel())
+            self._run(products.close())
 
     def put(
         self,

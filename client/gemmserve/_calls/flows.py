@@ -285,12 +285,13 @@ class Flows:
             else:
                 return reached
 
-    def attempt(self, request: Request[Any]) -> Flow[None]:
-        """One request once, its failure ignored: tidying up must not hide what happened before."""
+    def attempt(self, request: Request[T]) -> Flow[T | None]:
+        """One request once; None where it fails, which is ignored: tidying up must not hide what happened before."""
         try:
-            yield request
+            answer: T = yield request
         except _errors.GemmserveError:
-            return
+            return None
+        return answer
 
     def one_shot(
         self, op: str, operands: Mapping[str, AnyArray], params: Mapping[str, Any], *, timeout: float | None
@@ -344,7 +345,7 @@ class Flows:
             except GeneratorExit:
                 raise
             except BaseException:
-                yield from self.cancel_all(made)
+                yield from self.abandon(made)
                 raise
             return made
 
@@ -367,11 +368,9 @@ class Flows:
         except (GeneratorExit, _errors.GemmserveError):
             raise
         except BaseException:
-            try:  # as in `_cancel_submission`
-                infos = yield requests.submit_many(jobs, key=key, limit_s=CLEANUP_LIMIT_S)
-            except _errors.GemmserveError:
-                infos = []
-            yield from self.cancel_all([Submitted(jobs, key, infos)])
+            # As in `_cancel_submission`.
+            infos = yield from self.attempt(requests.submit_many(jobs, key=key, limit_s=CLEANUP_LIMIT_S))
+            yield from self.abandon([Submitted(jobs, key, infos or [])])
             raise
 
     def gather(self, submitted: Submitted) -> Flow[Sequence[JobInfo]]:
@@ -387,12 +386,20 @@ class Flows:
                 yield Pause(min(1.0, 0.01 * 2.0 ** min(quick, 10)))
         return infos
 
-    def cancel_all(self, submitted: Iterable[Submitted]) -> Flow[None]:
-        """Cancels what is not final; whatever fails is left to itself."""
+    def abandon(self, submitted: Iterable[Submitted]) -> Flow[None]:
+        """Cancels the jobs that are not final, and deletes the results of those that are, which nobody was given: but
+        what has a name or labels stays, by which it is found. Whatever fails is left to itself.
+        """
+        results: list[str] = []
         for each in submitted:
-            for info in each.infos:
-                if not info.final:
-                    yield from self.attempt(requests.cancel_job(info.id, limit_s=CLEANUP_LIMIT_S))
+            for job, info in zip(each.jobs, each.infos, strict=False):
+                ended = info if info.final else (yield from self.attempt(_cancel(info.id)))
+                if ended is not None and not job.get("name") and not job.get("labels"):
+                    results += ended.result.values()
+        for own in by_cell(map(requests.segment, results)):
+            for low in range(0, len(own), wire.MAX_DELETED):
+                some = {"ids": own[low : low + wire.MAX_DELETED]}
+                yield from self.attempt(requests.delete_arrays(some, limit_s=CLEANUP_LIMIT_S))
 
     def run(
         self, op: str, operands: Mapping[str, Any], params: Mapping[str, Any], *, timeout: float | None
@@ -536,18 +543,16 @@ class Flows:
         except (GeneratorExit, _errors.GemmserveError):
             raise
         except BaseException:
-            yield from self.attempt(requests.cancel_job(info.id, limit_s=CLEANUP_LIMIT_S))
+            yield from self.abandon([Submitted([job], key, [info])])
             raise
         if not info.final:
-            yield from self.attempt(requests.cancel_job(info.id, limit_s=CLEANUP_LIMIT_S))
+            yield from self.attempt(_cancel(info.id))
         return info
 
     def _cancel_submission(self, job: Mapping[str, Any], key: str) -> Flow[None]:
-        try:
-            info = yield requests.submit(job, key=key, limit_s=CLEANUP_LIMIT_S)
-            yield requests.cancel_job(info.id, limit_s=CLEANUP_LIMIT_S)
-        except _errors.GemmserveError:
-            return
+        info = yield from self.attempt(requests.submit(job, key=key, limit_s=CLEANUP_LIMIT_S))
+        if info is not None:
+            yield from self.abandon([Submitted([job], key, [info])])
 
     def wait(
         self, info: JobInfo, *, deadline: float | None, seen: Callable[[JobInfo], object] | None = None
@@ -630,6 +635,10 @@ class Flows:
             if not cursor or (limit is not None and len(items) >= limit):
                 return items if limit is None else items[:limit]
             fields["cursor"] = cursor
+
+
+def _cancel(job_id: str) -> Request[JobInfo | None]:
+    return requests.cancel_job(job_id, limit_s=CLEANUP_LIMIT_S)
 
 
 def _pause_after(attempts: Attempts, error: _errors.GemmserveError) -> Flow[None]:

@@ -56,15 +56,19 @@ class Mapped:
         self._chunks = max(2, in_flight // self._size)
         self._return = errors == "return"
         self._pending: deque[_Chunk] = deque()
+        self._outcomes: dict[int, Outcome] = {}
+        """Outcomes of the products that are done, which are not taken yet."""
+        self._untaken: dict[int, tuple[Mapping[str, Any], JobInfo]] = {}
+        """Those among them that are jobs, with what they were submitted with."""
         self._over = False
         self._error: Exception | None = None
         """Error that has ended the products."""
         self._stop = 0
         """Number of the product in whose place it is raised."""
 
-    def next(self) -> Flow[dict[int, Outcome] | None]:
-        """The outcomes of the next products by number: final jobs with what their results are, or errors; None: there
-        are no more. The products after them are submitted before it returns. Raises what ended them.
+    def next(self) -> Flow[list[int] | None]:
+        """The numbers of the next products that are done, whose outcomes are to be taken; None: there are no more. The
+        products after them are submitted before it returns. Raises what ended them.
         """
         yield from self._fill()
         if not self._pending:
@@ -74,16 +78,28 @@ class Mapped:
         chunk = self._pending[0]
         infos = yield from self._flows.gather(chunk.submitted)
         self._pending.popleft()
-        yield from self._fill()
+        ended = zip(chunk.submitted.jobs, infos, strict=True)
+        self._untaken = dict(zip(chunk.expected, ended, strict=True))
         done = zip(infos, chunk.expected.values(), strict=True)
-        outcomes: dict[int, Outcome] = {**chunk.refused, **dict(zip(chunk.expected, done, strict=True))}
-        return {n: outcomes[n] for n in sorted(outcomes) if self._error is None or n < self._stop}
+        self._outcomes = {**chunk.refused, **dict(zip(chunk.expected, done, strict=True))}
+        yield from self._fill()
+        return [n for n in sorted(self._outcomes) if self._error is None or n < self._stop]
 
-    def cancel(self) -> Flow[None]:
-        """Cancels the jobs that are not final; nothing in a forked child, which closes its copy of the iterator."""
+    def take(self, number: int) -> Outcome:
+        """The outcome of a product that `next` named: a final job with what its results are, which are the caller's
+        from now on, or an error.
+        """
+        self._untaken.pop(number, None)
+        return self._outcomes.pop(number)
+
+    def close(self) -> Flow[None]:
+        """Cancels the jobs that are not final, and deletes results that were not taken, but those with a name or
+        labels; nothing in a forked child, which closes its copy of the iterator.
+        """
         if os.getpid() != self._process:
             return
-        yield from self._flows.cancel_all(chunk.submitted for chunk in self._pending)
+        jobs, infos = zip(*self._untaken.values(), strict=True) if self._untaken else ((), ())
+        yield from self._flows.abandon([Submitted(jobs, "", infos), *(chunk.submitted for chunk in self._pending)])
 
     def _fill(self) -> Flow[None]:
         while len(self._pending) < self._chunks and not self._over:

@@ -270,7 +270,7 @@ class Deleted:
     """Whether more were chosen than one exchange deletes."""
 
 
-def delete_arrays(choice: Mapping[str, Any]) -> Request[Deleted]:
+def delete_arrays(choice: Mapping[str, Any], *, limit_s: float | None = None) -> Request[Deleted]:
     """Deletes arrays by `ids`, or by `name`, `labels` and `older_than_s`; may be repeated."""
 
     def parse(value: Any) -> Deleted:
@@ -279,7 +279,7 @@ def delete_arrays(choice: Mapping[str, Any]) -> Request[Deleted]:
         except (KeyError, TypeError, ValueError) as error:
             raise _errors.ProtocolError(f"the answer does not say what was deleted: {error!r}") from error
 
-    return Request("POST", "/v1/deletions", _json(parse), body=json_body(choice))
+    return Request("POST", "/v1/deletions", _json(parse), body=json_body(choice), limit_s=limit_s)
 
 
 def page(path: str, query: Query) -> Request[dict[str, Any]]:

@@ -34,6 +34,29 @@ def test_ctrl_c_before_the_job_is_known_cancels_it(client, service, remote) -> N
     assert [job["state"] for job in service.jobs.values()] == ["cancelled"]
 
 
+@pytest.mark.parametrize("call", ["gemm", "submit", "submit_many", "map"])
+def test_ctrl_c_before_jobs_are_known_that_are_done_leaves_none_of_their_results(client, service, remote, call) -> None:
+    def done_then_interrupted(request: httpx.Request) -> None:
+        service.requests.pop()
+        service(request)
+        for job in service.jobs.values():
+            service._advance(job)
+        raise KeyboardInterrupt
+
+    product = {"op": "gemm", "a": remote, "b": remote}
+    service.script.append(done_then_interrupted)
+    calls = {
+        "gemm": lambda: client.gemm(remote, remote),
+        "submit": lambda: client.submit(**product),
+        "submit_many": lambda: client.submit_many([product] * 3),
+        "map": lambda: next(client.map([product] * 3)),
+    }
+    with pytest.raises(KeyboardInterrupt):
+        calls[call]()
+    assert {job["state"] for job in service.jobs.values()} == {"succeeded"}
+    assert set(service.arrays) == {remote.id}
+
+
 @pytest.mark.parametrize("operand", ["on the server", "here"])
 @pytest.mark.parametrize("call", ["submit", "submit_many", "map"])
 def test_ctrl_c_before_submitted_jobs_are_known_cancels_them(client, service, remote, call, operand) -> None:

@@ -99,6 +99,22 @@ async def test_a_map_that_is_closed_cancels_what_is_not_done(connected, service,
     assert states == ["succeeded"] * 2 + ["cancelled"] * 4
 
 
+@pytest.mark.parametrize("tags", [{}, {"name": "wanted"}, {"labels": {"run": "7"}}])
+async def test_a_map_that_is_closed_leaves_no_result_that_nobody_was_given(
+    connected, service, random_complex, tags
+) -> None:
+    """But what has a name or labels, by which it is found."""
+    remote = await done(connected.put(random_complex(2, 2)))
+    results = connected.map(({"op": "gemm", "a": remote, "b": remote, **tags} for _ in iter(int, 1)), in_flight=4)
+    taken = await done(anext(results) if hasattr(results, "__anext__") else next(results))
+    ends_meanwhile = list(service.jobs.values())[3]
+    service._advance(ends_meanwhile)
+    assert ends_meanwhile["state"] == "succeeded"
+    await done(results.aclose() if hasattr(results, "aclose") else results.close())
+    assert set(service.arrays) >= {remote.id, taken.id}
+    assert len(service.arrays) == (4 if tags else 2)
+
+
 @pytest.mark.parametrize("errors", ["raise", "return"])
 @pytest.mark.parametrize("wrong", ["refused", "local"])
 async def test_a_product_that_is_refused_is_told_in_its_place(connected, random_complex, errors, wrong) -> None:
