@@ -33,9 +33,11 @@ def connected(url, api_key):
     return Client(url, api_key=api_key or "", timeout=PATIENCE_S, progress=False)
 
 
-def matrix(n, dtype="complex64", seed=0):
-    """Return a standard normal n x n matrix; rows repeat after REPEATED_ROWS, so that it is cheap to make."""
-    return np.resize(drawn(n, dtype, seed), (n, n)).astype(dtype, copy=False)
+def matrix(n, dtype="complex64", seed=0, rows=None):
+    """Return a standard normal n x n matrix, or one of so many `rows`; they repeat after REPEATED_ROWS, so that it is
+    cheap to make.
+    """
+    return np.resize(drawn(n, dtype, seed), (rows or n, n)).astype(dtype, copy=False)
 
 
 def drawn(n, dtype="complex64", seed=0):
@@ -113,6 +115,15 @@ def mapped(client, command):
     if old:
         client.delete(old)
     return {"began": began, "ended": time.monotonic(), "count": done, "nbytes": 0, "ids": []}
+
+
+def stream(client, command):
+    """Run `count` products of shape (m, n, k) of one pair of operands by `Client.map`; put them first, unless their ids
+    are given as `pair`.
+    """
+    m, n, k = command["shape"]
+    pair = command["pair"] or [client.put(matrix(k, seed=0, rows=m)).id, client.put(matrix(n, seed=1, rows=k)).id]
+    return {**mapped(client, {"pairs": [pair], "count": command["count"]}), "pair": pair}
 
 
 def submit_many(client, command):
@@ -241,7 +252,9 @@ def product(client, kind, a, b):
     return [square, peak]
 
 
-WORK = {each.__name__: each for each in (put, delete, jobs, mapped, submit_many, matmul, transfer, streamed, first)}
+WORK = {
+    each.__name__: each for each in (put, delete, jobs, mapped, stream, submit_many, matmul, transfer, streamed, first)
+}
 
 
 def run(command):

@@ -127,7 +127,7 @@ def draw(document, path):
     height = max(6.0, 0.28 * len(figures))
     canvas, panels = plt.subplots(1, 3, figsize=(22, height), layout="constrained", width_ratios=(3, 2, 2))
     of_bounds(panels[0], figures)
-    beside = ("small-beside-large", "owners")
+    beside = ("small-beside-large", "small-beside-map", "owners")
     loops = [each | {"server": each["case"]} for each in figures if each["row"] in beside and "histogram" in each]
     tails(panels[1], loops, "Small one-shots")
     in_use(panels[2], figures)

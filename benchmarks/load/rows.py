@@ -164,8 +164,23 @@ def small_beside_large(stage):
             )  # fmt: skip
 
 
-def beside(stage, server, loop, operands, *, small_key=None, large_key=None):
-    """Run small one-shots while one client process keeps two large jobs going; return both answers."""
+def small_beside_map(stage):
+    """Small one-shots beside one client's `map` of short products of the same owner, which are many at a time."""
+    n = stage.sizes.spread
+    operands = stage.operands(n)
+    for loop in ("closed", "open"):
+        with stage.watch():
+            idle = small(stage, stage.server, loop)["latency"]["p99_ms"]
+        with stage.watch() as gauges:
+            answer, mapped = beside(stage, stage.server, loop, operands, work="mapped")
+        yield beside_figure(
+            stage, f"beside a map of {n}^3, {loop} loop", answer, idle + 1e3 * stage.kernel_s(n),
+            "alone and a product", gauges, mapped_per_s=mapped["count"] / mapped["seconds"],
+        )  # fmt: skip
+
+
+def beside(stage, server, loop, operands, *, work="jobs", small_key=None, large_key=None):
+    """Run small one-shots while one client process keeps two large jobs going, or a map; return both answers."""
     sizes, found = stage.sizes, {}
 
     def large():
@@ -175,8 +190,9 @@ def beside(stage, server, loop, operands, *, small_key=None, large_key=None):
         started.set()
         span = 1.5 * sizes.turn_s
         found["large"] = jobs(
-            stage, server.url, operands, clients=one, seconds=span, depth=2, then="delete", api_key=large_key
-        )
+            stage, server.url, operands, clients=one, work=work, seconds=span, depth=2, then="delete",
+            api_key=large_key,
+        )  # fmt: skip
 
     def little():
         if not started.wait(PATIENCE_S):
@@ -281,6 +297,28 @@ def results(stage):
         )  # fmt: skip
 
 
+def resident_streams(stage):
+    """One client's stream of a product of resident operands, which the server keeps prepared; results are deleted as
+    they come.
+    """
+    for shape in stage.sizes.streams:
+        m, n, k = shape
+        bound_s = stage.kernels["streams"][f"{m}x{n}x{k}"]["seconds"]
+        before, client = stage.sizes.stream_before, stage.clients[0]
+        command = {"work": "stream", "url": stage.server.url, "shape": shape}
+        pair = client.ask(PATIENCE_S, pair=None, count=before, **command)["pair"]
+        with stage.watch() as gauges:
+            count = max(2 * before, int(stage.sizes.stream_s / bound_s))
+            done = client.ask(PATIENCE_S, pair=pair, count=count, **command)
+        client.ask(PATIENCE_S, work="delete", url=stage.server.url, ids=pair)
+        seconds, flops = done["ended"] - done["began"], 8e-12 * m * n * k
+        yield figure(
+            f"{m} x {n} x {k}, {done['count']} products of resident operands", "TFLOP/s",
+            flops * done["count"] / seconds, flops / bound_s, "kernel loop, prepared", gauges=gauges,
+            client_cpu=done["client_cpu"], count=done["count"],
+        )  # fmt: skip
+
+
 def kept_results(stage, operands, most, nbytes, where):
     """Keep the results of `most` jobs, of `nbytes` each, until they are `where` the case says; delete them."""
     sizes, server = stage.sizes, stage.server
@@ -340,6 +378,8 @@ ROWS = {
     "put-get": transfers,
     "one-shot": one_shots,
     "small-beside-large": small_beside_large,
+    "small-beside-map": small_beside_map,
+    "resident-stream": resident_streams,
     "results": results,
     "owners": owners,
     "two-devices": devices.small_jobs,

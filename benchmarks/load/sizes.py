@@ -14,6 +14,8 @@ class Sizes:
     `block`: the part of a larger product that a small one may have to wait for. `spread`: jobs on one and two devices.
     `streamed`: a product with bounded memory of the device, `budgets` the bounds, in bytes;
     `larger`: one that no device holds.
+    `streams`: shapes (m, n, k) of which as many products as take `stream_s` follow each other, on operands that the
+    server has prepared after `stream_before` of them.
     `clients` processes have `depth` jobs in flight each. `turn_s`: seconds of a closed or open loop. `keep_s`,
     `fetch_s`, `first_s`: seconds after which no further job is submitted, no further kind of product tried.
     """
@@ -30,6 +32,9 @@ class Sizes:
     streamed: int = 32768
     budgets: tuple[int, ...] = (16_000_000_000, 8_000_000_000, 6_400_000_000)
     larger: int = 65536
+    streams: tuple[tuple[int, int, int], ...] = ((3456, 4096, 4096), (8192, 8192, 8192))
+    stream_s: float = 2.0
+    stream_before: int = 16
     first: tuple[int, ...] = (64, 1024, 4096)
     transfer_bytes: int = 4 << 30
     open_rate: float = 50.0
@@ -64,6 +69,7 @@ class Sizes:
 FULL = Sizes()
 TINY = Sizes(
     small=8, result=48, results=12, larges=(96,), shared=(48, 96), block=48, one_shot=32, spread=32, seen=(8,),
-    streamed=600, budgets=(1 << 30,), larger=900, first=(8, 32), transfer_bytes=1 << 20, clients=2, depth=2, jobs=20,
+    streamed=600, budgets=(1 << 30,), larger=900, streams=((40, 48, 56),),
+    stream_s=0.01, stream_before=4, first=(8, 32), transfer_bytes=1 << 20, clients=2, depth=2, jobs=20,
     repeats=5, turn_s=0.3, keep_s=5.0, fetch_s=5.0, first_s=2.0,
 )  # fmt: skip

@@ -53,8 +53,8 @@ class Stage:
         self._stack.callback(self.end_server)
         try:
             with Agent("-m", "benchmarks.load.kernels") as bare:
-                products = {"sizes": self.sizes.products, "seconds": min(1.0, self.sizes.turn_s)}
-                self.kernels = bare.ask(device=self.device, **products)
+                products = {"sizes": self.sizes.products, "streams": self.sizes.streams}
+                self.kernels = bare.ask(device=self.device, seconds=min(1.0, self.sizes.turn_s), **products)
             agents = (Agent("-m", "benchmarks.load.client") for _ in range(self.sizes.clients))
             self.clients = [self._stack.enter_context(agent) for agent in agents]
             self.generators = [self._stack.enter_context(load_generator()) for _ in range(GENERATORS)]
