@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gemmserve._transport.sync_io import SyncIO
 
 T = TypeVar("T")
-S = TypeVar("S")
+S = TypeVar("S", bound="Session | AsyncSession")
 
 
 class Session(ArraySession, Protocol):
@@ -65,6 +65,7 @@ class JobHandle(PickledByClient, Generic[S]):
         """Handles of the results that were asked for: they last as long as the job's handle."""
         self._shared = False
         """Whether another process may ask for the results."""
+        client._flows.outstanding.add(self)
 
     @property
     def _makes(self) -> bool:

@@ -65,6 +65,8 @@ MAX_JOBS: Final = 1000
 """Jobs of one request to /v1/jobs, at most."""
 MAX_DELETED: Final = 1000
 """Arrays that one request deletes, at most: a transaction, and a turn of the event loop, of some milliseconds."""
+MAX_STATES: Final = 256
+"""Jobs whose states one request asks for, at most."""
 
 DTYPES: Final[dict[str, np.dtype]] = {
     name: np.dtype(name) for name in ("float16", "float32", "float64", "complex64", "complex128")

@@ -26,7 +26,7 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
-from gemmserve.wire import MAX_DELETED, MAX_JOBS, decode_scalar, encode_scalar
+from gemmserve.wire import MAX_DELETED, MAX_JOBS, MAX_STATES, decode_scalar, encode_scalar
 from gemmserve_kernels.problem.problem import default_beta
 from gemmserve_kernels.problem.view import MAX_NDIM, MAX_REACH
 from gemmserve_kernels.problem.vocabulary import (
@@ -694,6 +694,23 @@ class JobList(BaseModel):
     """Jobs that were submitted together, in the order of the request, each without its `request`."""
 
     jobs: list[JobInfo]
+
+
+class StatesQuestion(Strict):
+    """Jobs whose states are asked for."""
+
+    ids: list[JobId] = Field(min_length=1, max_length=MAX_STATES)
+    wait: float = Field(
+        0, ge=0, le=86_400, description="seconds to wait for the first one to be final; the server's setting caps it"
+    )
+
+
+class JobStates(BaseModel):
+    """States of jobs, in the order of the question, each without its `request`."""
+
+    jobs: list[JobInfo]
+    missing: list[str] = Field(description="ids of which there is no job: forgotten, or unknown")
+    elsewhere: list[str] = Field(description="ids that other cells made: ask again for each cell's alone")
 
 
 class DeviceHealth(BaseModel):

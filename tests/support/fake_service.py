@@ -273,6 +273,16 @@ class FakeService:
             self._advance(job)
         return httpx.Response(200, json=self._job(job))
 
+    def _post_v1_job_states(self, request: httpx.Request, body: bytes) -> httpx.Response:
+        asked = json.loads(body)
+        known = [self.jobs[job_id] for job_id in asked["ids"] if job_id in self.jobs]
+        if "wait" in asked:
+            for job in known:
+                self._advance(job)
+        told = [{name: value for name, value in self._job(job).items() if name != "request"} for job in known]
+        missing = [job_id for job_id in asked["ids"] if job_id not in self.jobs]
+        return httpx.Response(200, json={"jobs": told, "missing": missing, "elsewhere": []})
+
     def _delete_v1_jobs(self, _: httpx.Request, __: bytes, job_id: str) -> httpx.Response:
         job = self.jobs[job_id]
         if job["state"] == "queued":

@@ -19,6 +19,7 @@ import numpy as np
 
 from gemmserve import _errors, wire
 from gemmserve._calls import requests
+from gemmserve._calls.outstanding import Outstanding, with_request
 from gemmserve._calls.params import check_shapes, compose, results_of, to_json
 from gemmserve._calls.places import by_cell
 from gemmserve._calls.requests import LONG_POLL_S, Pause, Request, Together, Work
@@ -68,6 +69,9 @@ SMALL_SPAN: Final = 1 << 18
 CLEANUP_LIMIT_S: Final = 5.0
 """Seconds of silence after which cancelling or tidying up is given up."""
 
+_NO_ROUTE: Final = (403, 404, 405)
+"""Statuses with which a server answers that has no states of several jobs, and what stands before it."""
+
 LOOK_LIMIT_S: Final = 2.0
 """Seconds of silence after which a picture is given up: somebody waits for the next line of a notebook."""
 
@@ -108,6 +112,8 @@ class Flows:
     """Whether arrays that get shorter by it go compressed, whole."""
     digests: Digests = "known"
     """Transfers whose bytes are checked by their digests."""
+    outstanding: Outstanding = field(default_factory=Outstanding, compare=False)
+    """Jobs of the client whose ends it has not seen."""
 
     def call(self, request: Request[T], *, deadline: float | None = None) -> Flow[T]:
         """One request, repeated as the policy says. Raises the last error."""
@@ -570,12 +576,32 @@ class Flows:
             if wait_s <= 0:
                 return info
             began = self.clock()
-            info = yield from self.call(requests.job_info(info.id, wait_s=wait_s), deadline=deadline)
+            info = yield from self._state(info, wait_s, deadline)
             if not info.final and self.clock() - began < wait_s / 2:
                 # The server answered early (a proxy, or a shorter cap than ours): do not spin.
                 quick += 1
                 yield Pause(min(1.0, 0.01 * 2.0 ** min(quick, 10)))
         return info
+
+    def _state(self, info: JobInfo, wait_s: float, deadline: float | None) -> Flow[JobInfo]:
+        """The job once it is final, or after `wait_s`. Others that are outstanding are told of by the same exchange."""
+        asked = [info.id, *self.outstanding.ask(info.id)]
+        try:
+            if len(asked) > 1:
+                try:
+                    states = yield from self.call(requests.job_states(asked, wait_s=wait_s), deadline=deadline)
+                except _errors.APIError as error:
+                    if error.status not in _NO_ROUTE:
+                        raise
+                    self.outstanding.supported = False
+                else:
+                    for state in states:
+                        self.outstanding.learn(state)
+                    if states and states[0].id == info.id:
+                        return with_request(states[0], info)
+            return (yield from self.call(requests.job_info(info.id, wait_s=wait_s), deadline=deadline))
+        finally:
+            self.outstanding.asked(asked)
 
     def _poll(self, deadline: float | None) -> float:
         return LONG_POLL_S if deadline is None else max(0.0, min(LONG_POLL_S, deadline - self.clock()))

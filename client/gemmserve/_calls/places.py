@@ -39,9 +39,14 @@ def by_cell(ids: Iterable[str]) -> list[list[str]]:
     """Return ids by the cell that made them, which they end in; each cell's in the order given, as are the cells."""
     found: dict[int, list[str]] = {}
     for each in ids:
-        match = _OF_A_CELL.fullmatch(each)
-        found.setdefault(0 if match is None else int(match[1]), []).append(each)
+        found.setdefault(cell_of(each), []).append(each)
     return list(found.values())
+
+
+def cell_of(item: str) -> int:
+    """Return the cell that made an array or job, which its id ends in; cell 0 leaves it out."""
+    match = _OF_A_CELL.fullmatch(item)
+    return 0 if match is None else int(match[1])
 
 
 @dataclass(frozen=True)

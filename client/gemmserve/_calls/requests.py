@@ -324,6 +324,24 @@ def job_info(job_id: str, *, wait_s: float = 0.0) -> Request[JobInfo]:
     return Request("GET", path, _json(JobInfo.parse), query=query, wait_s=wait_s, idle=wait_s > 0)
 
 
+def job_states(ids: Sequence[str], *, wait_s: float = 0.0) -> Request[list[JobInfo]]:
+    """States of several jobs, without their requests, but for those that the server does not know; with `wait_s` once
+    the first of them is final, or after that time. May be repeated.
+    """
+
+    def parse(value: Any) -> list[JobInfo]:
+        listed = _object(value).get("jobs")
+        if not isinstance(listed, list):
+            raise _errors.ProtocolError("the answer does not list jobs")
+        return [JobInfo.parse(each) for each in listed]
+
+    question: dict[str, Any] = {"ids": list(ids)}
+    if wait_s > 0:
+        question["wait"] = round(wait_s, 3)
+    body = json_body(question)
+    return Request("POST", "/v1/job-states", _json(parse), body=body, wait_s=wait_s, idle=wait_s > 0)
+
+
 def cancel_job(job_id: str, *, limit_s: float | None = None) -> Request[JobInfo | None]:
     """Cancels a job that is not final yet."""
     return Request(

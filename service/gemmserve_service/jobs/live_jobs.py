@@ -250,6 +250,12 @@ class LiveJobs:
         await self._wait(live, timeout_s)
         return await self.get(job_id)
 
+    async def wait_until_over(self, job_id: str, timeout_s: float, *, owner: str = "") -> None:
+        """Return when `wait` would; at once for a job that there is not."""
+        live = self._live.get(job_id)
+        if live is not None and owner in {"", live.first.owner}:
+            await self._wait(live, timeout_s)
+
     async def _wait(self, live: LiveJob, timeout_s: float) -> None:
         """Return when `wait` would."""
         if self._watch(live.first.id) is not None:

@@ -27,7 +27,7 @@ STATIC: Final = "/static/"
 _PUBLIC_BELOW: Final = ("/problems/", STATIC, "/internal/cells/")
 """Beginnings of paths that need no key; requests of other cells have a proof of their own (`cells`)."""
 _LOOKING: Final = frozenset({"GET", "HEAD"})
-_LOOKING_BY_POST: Final = frozenset({"/v2/repository/index"})
+_LOOKING_BY_POST: Final = frozenset({"/v2/repository/index", "/v1/job-states"})
 
 
 @dataclass(frozen=True, slots=True)

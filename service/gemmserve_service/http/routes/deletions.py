@@ -10,13 +10,12 @@ from pydantic import TypeAdapter
 from starlette.responses import Response
 
 from gemmserve.wire import MAX_DELETED
-from gemmserve_service.errors import InvalidParameters, TooLarge, UnsupportedMediaType
+from gemmserve_service.errors import InvalidParameters
 from gemmserve_service.http.cells.redirects import check_ids
 from gemmserve_service.http.openapi import documentation as doc
-from gemmserve_service.http.requests.ingest import media_type_of
 from gemmserve_service.http.requests.long_json import LONG, read_object, validate_each
 from gemmserve_service.http.requests.strict_json import parse_object, validate
-from gemmserve_service.http.routes.common import ViewQuery, core_of, render, view_of
+from gemmserve_service.http.routes.common import ViewQuery, core_of, read_json, render, too_large, view_of
 from gemmserve_service.runtime.clock import now
 from gemmserve_service.runtime.yielding import Turns
 from gemmserve_service.schemas import ArrayId, Deleted, Deletion
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 router = APIRouter(tags=["arrays"], default_response_class=Response)
 
 _MAX_BODY: Final = 64 << 10
+_WHAT: Final = "a choice of arrays"
 _ID: Final[TypeAdapter[str]] = TypeAdapter(ArrayId)
 
 
@@ -62,7 +62,7 @@ async def delete(request: Request, query: Annotated[ViewQuery, Query()]) -> Resp
     mixed ones those of other cells come back as `elsewhere`. Names, labels and ages choose among the cell's own.
     """
     core, owner = core_of(request), view_of(request, query)
-    asked = await _parsed(await _body(request))
+    asked = await _parsed(await read_json(request, _MAX_BODY, _WHAT))
     if asked.ids is None:
         return await _delete_chosen(core.store, asked, owner)
     ids, elsewhere = check_ids(core.cells, request, asked.ids)
@@ -72,7 +72,7 @@ async def delete(request: Request, query: Annotated[ViewQuery, Query()]) -> Resp
 async def answer(core: Core, body: bytes, owner: str) -> Response:
     """Delete what a JSON text chooses, where there are no other cells; return the answer. Raises ServiceError."""
     if len(body) > _MAX_BODY:
-        raise _too_large()
+        raise too_large(_MAX_BODY, _WHAT)
     asked = await _parsed(body)
     if asked.ids is None:
         return await _delete_chosen(core.store, asked, owner)
@@ -108,21 +108,6 @@ def _answer(
 ) -> Response:
     nbytes = sum(info.nbytes for info in infos)
     return render(Deleted(count=len(infos), nbytes=nbytes, missing=list(missing), elsewhere=list(elsewhere), more=more))
-
-
-async def _body(request: Request) -> bytearray:
-    if media_type_of(request) != "application/json":
-        raise UnsupportedMediaType("the choice of arrays is application/json")
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _MAX_BODY:
-            raise _too_large()
-    return body
-
-
-def _too_large() -> TooLarge:
-    return TooLarge(f"a choice of arrays has at most {_MAX_BODY} bytes")
 
 
 async def _parsed(body: bytes | bytearray) -> Deletion:

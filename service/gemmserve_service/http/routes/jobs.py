@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 
 from gemmserve.wire import IDEMPOTENCY_HEADER, MAX_JOBS
 from gemmserve_kernels import ParameterInvalid
-from gemmserve_service.errors import InvalidRequest, NotFound, ServiceError, TooLarge, UnsupportedMediaType
+from gemmserve_service.errors import InvalidRequest, NotFound, ServiceError
 from gemmserve_service.http.headers.preferences import parse_prefer
 from gemmserve_service.http.openapi import documentation as doc
 from gemmserve_service.http.requests.long_json import LONG, read_object, validate_each
@@ -24,6 +24,7 @@ from gemmserve_service.http.routes.common import (
     caller_of,
     core_of,
     page_headers,
+    read_json,
     render,
     server_timing,
     view_of,
@@ -373,15 +374,20 @@ def _several(pieces: Sequence[str], status: int, headers: dict[str, str]) -> Res
 
 
 async def _briefly(lives: Sequence[LiveJob]) -> Sequence[str]:
-    """The jobs as JSON, each as `_brief` has it."""
+    """The jobs as JSON, each as `brief_json` has it."""
     pieces: list[str] = []
     async for some in Turns().slices(lives):
-        pieces += [_begun(live) or _brief(live.shown) for live in some]
+        pieces += [brief_json(live) for live in some]
     return pieces
 
 
-def _brief(job: JobInfo | Ended) -> str:
-    """The job as JSON, without its request: that has just come, and is half of what there is to say."""
+def brief_json(job: LiveJob | JobInfo | Ended) -> str:
+    """The job as JSON, without its request: whoever asks has it, and it is half of what there is to say."""
+    if isinstance(job, LiveJob):
+        begun = _begun(job)
+        if begun is not None:
+            return begun
+        job = job.shown
     return job.json(brief=True) if isinstance(job, Ended) else job.model_dump_json(exclude={"request"})
 
 
@@ -473,14 +479,7 @@ def _check_count(jobs: int, _: int) -> None:
 
 async def _body(request: Request) -> bytearray:
     """A JSON body of bounded size."""
-    media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise UnsupportedMediaType(f"Content-Type is {media_type or 'missing'}; a job is application/json")
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MAX_BODY:
-            raise TooLarge(f"a job's JSON has at most {MAX_BODY} bytes")
+    body = await read_json(request, MAX_BODY, "a job")
     if not body:
         raise InvalidRequest("the body is empty; a job is a JSON object")
     return body

@@ -18,12 +18,13 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from gemmserve_service.errors import ServiceError
 from gemmserve_service.http.small import heads
-from gemmserve_service.http.small.heads import DeletionsRoute, JobsRoute, KnownHeads, SmallRoute
+from gemmserve_service.http.small.heads import DeletionsRoute, JobsRoute, KnownHeads, SmallRoute, StatesRoute
 from gemmserve_service.http.small.product_exchange import ProductExchange
 from gemmserve_service.http.small.route_exchange import (
     ArrayExchange,
     DeletionsExchange,
     JobStateExchange,
+    StatesExchange,
     SubmissionExchange,
 )
 from gemmserve_service.jobs.small import small_products
@@ -84,7 +85,7 @@ class SmallRequests:
             scope["path"] = head.route.path.partition("{")[0] + varying.item
         if varying.item and self.core.cells.elsewhere(varying.item) is not None:
             return None
-        if isinstance(head.route, DeletionsRoute) and self.core.cells.urls:  # some may be other cells'
+        if isinstance(head.route, DeletionsRoute | StatesRoute) and self.core.cells.urls:  # some may be other cells'
             return None
         if not self.gate.anyone(scope, head.fields):
             try:
@@ -135,6 +136,8 @@ def _kind(head: Head) -> type[Exchange]:
         return SubmissionExchange
     if isinstance(head.route, DeletionsRoute):
         return DeletionsExchange
+    if isinstance(head.route, StatesRoute):
+        return StatesExchange
     return JobStateExchange if head.route is heads.JOB else ArrayExchange
 
 

@@ -92,19 +92,27 @@ class DeletionsRoute:
 
 
 @dataclass(frozen=True, slots=True)
+class StatesRoute:
+    """The route by which the states of several jobs are asked for, likewise."""
+
+    path: str = "/v1/job-states"
+
+
+@dataclass(frozen=True, slots=True)
 class ItemRoute:
     """A route of one job or array, whose id is the end of the path; likewise."""
 
     path: str
 
 
-SMALL: Final[dict[str, SmallRoute | JobsRoute | DeletionsRoute]] = {
+SMALL: Final[dict[str, SmallRoute | JobsRoute | DeletionsRoute | StatesRoute]] = {
     route.path: route
     for route in (
         SmallRoute("/v1/gemm", GemmParams, frozenset({"a", "b", "c", "params"})),
         SmallRoute("/v1/gemm-reduce", GemmReduceParams, frozenset({"a", "b", "params"})),
         JobsRoute(),
         DeletionsRoute(),
+        StatesRoute(),
     )
 }
 JOB: Final = ItemRoute("/v1/jobs/{job_id}")
@@ -132,7 +140,7 @@ _NOTHING: Final = Varying()
 class Head:
     """Contents of a plain head."""
 
-    route: SmallRoute | JobsRoute | DeletionsRoute | ItemRoute
+    route: SmallRoute | JobsRoute | DeletionsRoute | StatesRoute | ItemRoute
     fields: dict[bytes, bytes]
     """Its headers, none of which is there twice."""
     size: int
@@ -154,7 +162,7 @@ class Head:
 def read(scope: Mapping[str, Any]) -> Head | None:
     """Contents of a parsed head; None: it is not plain, or wrong."""
     path, item = scope["path"], ""
-    route: SmallRoute | JobsRoute | DeletionsRoute | ItemRoute | None
+    route: SmallRoute | JobsRoute | DeletionsRoute | StatesRoute | ItemRoute | None
     route = SMALL.get(path) if scope["method"] == "POST" else None
     if route is None and (found := _PATH.fullmatch(path)) is not None:
         route, item = _ITEMS.get((scope["method"], found[1])), found[2]
@@ -178,7 +186,7 @@ def read(scope: Mapping[str, Any]) -> Head | None:
     if isinstance(route, ItemRoute):
         if size or b"expect" in fields or (timeout_s is not None and route is not JOB):
             return None
-    elif isinstance(route, JobsRoute | DeletionsRoute):
+    elif isinstance(route, JobsRoute | DeletionsRoute | StatesRoute):
         key = _text(fields[_KEY]) if _KEY in fields else None
         media_type = _text(fields.get(b"content-type")).split(";")[0].strip().lower()
         plain = size > 0 and media_type == "application/json" and not scope["query_string"]

@@ -15,21 +15,24 @@ from gemmserve_service.errors import ServiceError
 from gemmserve_service.http.headers.preferences import NO_PREFERENCE
 from gemmserve_service.http.problems import problem_response
 from gemmserve_service.http.protocol.response_writer import field_lines
-from gemmserve_service.http.routes import arrays, deletions, jobs
+from gemmserve_service.http.routes import arrays, deletions, job_states, jobs
 from gemmserve_service.http.small.base_exchange import Exchange
 from gemmserve_service.jobs.live_jobs import LiveJob
 from gemmserve_service.runtime.tracing.spans import REQUEST
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.responses import Response
 
     from gemmserve_service.http.protocol.connection import Body
     from gemmserve_service.jobs.forms.form import Asked, Ended
-    from gemmserve_service.schemas import JobInfo
+    from gemmserve_service.schemas import JobInfo, StatesQuestion
 
 _ACCEPTED: Final = (
     b"cache-control: no-store\r\nlocation: /v1/jobs/%b\r\ncontent-length: %d\r\ncontent-type: application/json\r\n"
 )
+_STATES: Final = b"cache-control: no-store\r\ncontent-length: %d\r\ncontent-type: application/json\r\n"
 
 log = structlog.get_logger(__name__)
 
@@ -163,32 +166,40 @@ class SubmissionExchange(RouteExchange):
         return await jobs.answer(self._path.core, body, self._varying.key, self.head.preference, owner)
 
 
-class JobStateExchange(RouteExchange):
-    """State of a job, which may be waited for: of one in memory without a task, too."""
+class WaitingExchange(RouteExchange):
+    """A look at jobs of which one may be waited for: where that is in memory without a task, too."""
 
     _taking = False
     """Whether the request is being taken in: what follows it on the connection must not be read within that."""
 
-    def take(self, body: bytes) -> None:
-        """Begin the answer."""
-        core, job_id = self._path.core, self._varying.item
-        job = core.jobs.in_memory(job_id, self._scope["state"]["caller"].owner)
-        if job is None or self._path.tracing is not None:
-            super().take(body)
-            return
-        wait_s = min(self.head.timeout_s or 0.0, core.settings.max_wait_s)
+    def wait(self, job: LiveJob | JobInfo | Ended, asked_s: float, seen: Callable[[], None]) -> None:
+        """Call `seen()` when a job is over, or was waited for long enough."""
+        jobs, settings = self._path.core.jobs, self._path.core.settings
+        wait_s = min(asked_s, settings.max_wait_s)
         self._taking = True
         if wait_s > 0 and isinstance(job, LiveJob):
-            core.jobs.when_over(job, wait_s, partial(self._told, job))
+            jobs.when_over(job, wait_s, partial(self._told, seen))
         else:
-            self._told(job)
+            self._told(seen)
         self._taking = False
 
-    def _told(self, job: LiveJob | JobInfo | Ended) -> None:
+    def _told(self, seen: Callable[[], None]) -> None:
         if self._taking:
-            self.protocol.loop.call_soon(self._seen, job)
+            self.protocol.loop.call_soon(seen)
         else:
-            self._seen(job)
+            seen()
+
+
+class JobStateExchange(WaitingExchange):
+    """State of a job."""
+
+    def take(self, body: bytes) -> None:
+        """Begin the answer."""
+        job = self._path.core.jobs.in_memory(self._varying.item, self._scope["state"]["caller"].owner)
+        if job is None or self._path.tracing is not None:
+            super().take(body)
+        else:
+            self.wait(job, self.head.timeout_s or 0.0, partial(self._seen, job))
 
     def _seen(self, job: LiveJob | JobInfo | Ended) -> None:
         """Called when the job is over, or was waited for long enough."""
@@ -202,6 +213,48 @@ class JobStateExchange(RouteExchange):
     async def respond(self, body: bytes, owner: str) -> Response:  # noqa: ARG002
         """Return the job."""
         return await jobs.look(self._path.core, self._varying.item, self.head.timeout_s or 0.0, owner)
+
+
+class StatesExchange(WaitingExchange):
+    """States of several jobs."""
+
+    _question: StatesQuestion
+    _waited = False
+
+    def take(self, body: bytes) -> None:
+        """Begin the answer."""
+        core, owner = self._path.core, self._scope["state"]["caller"].owner
+        try:
+            self._question = job_states.parsed(body[self._start :])
+        except Exception as error:
+            self._fail(error)
+            self.protocol.loop.call_soon(self.answer)
+            return
+        first = core.jobs.in_memory(self._question.ids[0], owner)
+        if first is None or self._path.tracing is not None:
+            super().take(body)
+        else:
+            self.wait(first, self._question.wait, self._seen)
+
+    def _seen(self) -> None:
+        """Called when the first job is over, or was waited for long enough."""
+        owner = self._scope["state"]["caller"].owner
+        try:
+            body = job_states.answer_now(self._path.core, self._question.ids, owner)
+        except Exception as error:
+            self._fail(error)
+        else:
+            if body is None:  # some are in the database
+                self._waited = True
+                super().take(b"")
+                return
+            self._plain = 200, _STATES % len(body), (body,)
+        self.answer()
+
+    async def respond(self, body: bytes, owner: str) -> Response:  # noqa: ARG002
+        """Return the jobs."""
+        wait_s = 0.0 if self._waited else self._question.wait
+        return await job_states.answer(self._path.core, self._question.ids, wait_s, owner)
 
 
 class ArrayExchange(RouteExchange):
