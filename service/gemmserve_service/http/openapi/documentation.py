@@ -30,6 +30,7 @@ from gemmserve_service.schemas import (
     Problem,
     ProgramJob,
     SeveralJobs,
+    StatesQuestion,
 )
 from gemmserve_service.tenancy.identity import needed_scope
 
@@ -43,7 +44,7 @@ Document = dict[str, Any]
 
 _MODELS: Final = (
     GemmJob, GemmReduceJob, ProgramJob, SeveralJobs, JobList, GemmParams, GemmReduceParams, BatchRequest, Deletion,
-    InferenceError, InferenceRequest, InferenceResponse, Point, Problem, RegionRegistration,
+    StatesQuestion, InferenceError, InferenceRequest, InferenceResponse, Point, Problem, RegionRegistration,
 )  # fmt: skip
 _SECURITY: Final[Document] = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "Authorization: Bearer gs_..., on servers with keys"},

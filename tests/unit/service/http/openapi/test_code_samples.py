@@ -10,7 +10,7 @@ WITHOUT_A_COMMAND = {
     ("PUT", "/v1/uploads/{upload_id}/parts/{offset}"), ("POST", "/v1/uploads/{upload_id}/complete"),
     ("POST", "/v1/batch"), ("GET", "/v1/jobs/{job_id}/events"), ("GET", "/livez"), ("GET", "/metrics"),
     ("GET", "/problems"), ("GET", "/problems/{slug}"), ("GET", "/v1/overview"), ("GET", "/v1/overview/stream"),
-    ("GET", "/v1/cells"),
+    ("GET", "/v1/cells"), ("POST", "/v1/job-states"),
 }  # fmt: skip
 """Operations that no command does by itself."""
 

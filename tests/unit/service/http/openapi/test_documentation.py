@@ -26,7 +26,7 @@ ROUTES = {
     ("/v1/arrays", "get"), ("/v1/arrays", "post"), ("/v1/arrays/{array_id}", "get"),
     ("/v1/arrays/{array_id}", "delete"), ("/v1/deletions", "post"), ("/v1/arrays/{array_id}/sample", "get"),
     ("/v1/arrays/{array_id}/data", "get"), ("/v1/arrays/{array_id}/data", "head"), ("/v1/jobs", "get"),
-    ("/v1/jobs", "post"), ("/v1/jobs/{job_id}", "get"), ("/v1/jobs/{job_id}", "delete"),
+    ("/v1/jobs", "post"), ("/v1/jobs/{job_id}", "get"), ("/v1/jobs/{job_id}", "delete"), ("/v1/job-states", "post"),
     ("/v1/uploads", "post"), ("/v1/uploads/{upload_id}", "get"), ("/v1/uploads/{upload_id}", "delete"),
     ("/v1/uploads/{upload_id}/parts/{offset}", "put"), ("/v1/uploads/{upload_id}/complete", "post"),
     ("/v1/jobs/{job_id}/events", "get"), ("/v1/gemm", "post"), ("/v1/gemm-reduce", "post"),

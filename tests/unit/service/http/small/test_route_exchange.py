@@ -516,7 +516,7 @@ def test_looks_and_deletions_of_the_client_library(live, random_array, looks):
     with Client(live.url) as client:
         arrays = [client.put(random_array((5, 5), seed=seed)) for seed in range(3)]
         for _ in range(3):
-            client.submit("gemm", arrays[0], arrays[1]).result(60)
+            client.job(client.submit("gemm", arrays[0], arrays[1]).id)  # whose look is sent however fast it is done
         for array in arrays:
             assert client.array(array.id).shape == (5, 5)
             array.delete()
@@ -680,6 +680,85 @@ def test_a_choice_that_is_too_long_is_refused_likewise(raw, looks):
     status, _, body = raw.answer()
     assert (status, json.loads(body)["type"].rpartition("/")[2]) == (413, "too-large")
     assert looks
+
+
+def ask_states(raw, *ids, further=(), **question):
+    raw.send(json.dumps({"ids": ids, **question}).encode(), JSON, *further, path="/v1/job-states")
+
+
+def test_states_of_jobs_in_memory_are_told_without_a_task(live, raw, job, looks):
+    post(raw, job, "Prefer: wait=60")
+    done = json.loads(raw.answer()[2])["id"]
+    live.executor.hold = True
+    post(raw, job)
+    held = json.loads(raw.answer()[2])["id"]
+    until(lambda: live.core.scheduler.running)
+    for wait in (0, 0, 0.02, 0.02):  # the second time past the parser
+        ask_states(raw, held, done, wait=wait)
+        assert [each["state"] for each in json.loads(raw.answer()[2])["jobs"]] == ["running", "succeeded"]
+    ask_states(raw, held, done, wait=60)
+    until(lambda: live.core.jobs._live[held]._told)
+    until(lambda: live.tasks == 0)  # those of the requests before
+    live.executor.release()
+    told = raw.answer()[2]
+    assert [each["state"] for each in json.loads(told)["jobs"]] == ["succeeded", "succeeded"]
+    ask_states(raw, held, done, wait=60)
+    assert raw.answer()[2] == told
+    assert len(looks) == 2 + 6
+
+
+def test_states_of_many_at_once_are_answered_one_by_one(raw, job):
+    post(raw, job, "Prefer: wait=60")
+    job_id = json.loads(raw.answer()[2])["id"]
+    content = json.dumps({"ids": [job_id]}).encode()
+    request = raw.head(content, JSON, path="/v1/job-states") + content
+    raw.socket.sendall(request * 300)
+    assert {json.loads(raw.answer()[2])["jobs"][0]["id"] for _ in range(300)} == {job_id}
+
+
+def test_the_answers_about_states_are_the_app_s(live, raw, job, looks):
+    post(raw, job, "Prefer: wait=60")
+    done = json.loads(raw.answer()[2])["id"]
+    post(raw, job, "Prefer: wait=60")
+    forgotten = json.loads(raw.answer()[2])["id"]
+    live.call(lambda: live.core.jobs._recent.pop(forgotten))
+    unknown = "job_" + "0" * 26
+    cases = [
+        {"ids": [done]}, {"ids": [done, forgotten, unknown]}, {"ids": [done, forgotten], "wait": 1},
+        {"ids": [forgotten], "wait": 1}, {"ids": [unknown]}, {"ids": []}, {"ids": ["x"]}, {"ids": [done], "x": 1}, b"{",
+        b'{"ids": ["%s"]}' % (b"x" * (16 << 10)),
+    ]  # fmt: skip
+    del looks[:]
+    found = []
+    for coding in ((), (), ("Content-Encoding: identity",)):
+        seen = []
+        for case in cases:
+            content = case if isinstance(case, bytes) else json.dumps(case).encode()
+            raw.send(content, JSON, *coding, path="/v1/job-states")
+            status, headers, body = raw.answer()
+            told = {name: value for name, value in json.loads(body).items() if name not in {"request_id", "instance"}}
+            kept = {name: value for name, value in headers.items() if name not in {"date", "x-request-id"}}
+            seen.append((status, kept, told))
+        found.append(seen)
+    assert found[0] == found[1] == found[2]
+    assert [status for status, *_ in found[0]] == [200] * 5 + [422] * 3 + [400, 413]
+    assert [len(told["jobs"]) for status, _, told in found[0] if status == 200] == [1, 2, 2, 1, 0]
+    assert len(looks) == 2 * len(cases)
+
+
+def test_an_error_while_states_are_told_is_a_500(raw, job, monkeypatch):
+    post(raw, job, "Prefer: wait=60")
+    job_id = json.loads(raw.answer()[2])["id"]
+
+    def fail(*_):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("gemmserve_service.http.routes.job_states.answer_now", fail)
+    ask_states(raw, job_id)
+    assert raw.answer()[0] == 500
+    monkeypatch.undo()
+    ask_states(raw, job_id)
+    assert raw.answer()[0] == 200
 
 
 @pytest.mark.parametrize(
