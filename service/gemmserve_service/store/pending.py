@@ -60,7 +60,15 @@ if TYPE_CHECKING:
     from gemmserve_service.store.record import Record
 
 
-class State(Enum):
+class _Fixed(Enum):
+    """Members that are hashed as what they are, one object each: by their names, as Enum does, takes a call of Python,
+    and the results of one job are looked up ten times.
+    """
+
+    __hash__ = object.__hash__
+
+
+class State(_Fixed):
     """State of pending results: their place, and who needs them."""
 
     UNRECORDED = auto()
@@ -98,7 +106,7 @@ UNNAMED: Final = frozenset({State.HELD, State.REQUESTED, State.POSTPONED, State.
 """States of arrays whose rows name no file, and will name none before the next state."""
 
 
-class Event(Enum):
+class Event(_Fixed):
     """Event in the life of pending results."""
 
     RECORDED = auto()
@@ -131,7 +139,7 @@ class Event(Enum):
     """The disk did not take a file: what was written there may be gone."""
 
 
-class Instruction(Enum):
+class Instruction(_Fixed):
     """Step to take on an event."""
 
     WRITE_LATER = auto()

@@ -13,8 +13,6 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from gemmserve_service.executor.port import Worker
     from gemmserve_service.store.pending import PendingResults
 
@@ -49,6 +47,8 @@ class WriteOrders:
         """Results, and when they are due (time.monotonic), oldest first."""
         self._large: dict[PendingResults, float] = {}
         """Those of `LARGE_BYTES` and more that are of no particular urgency, likewise: they are due sooner."""
+        self._queue_of: dict[PendingResults, dict[PendingResults, float]] = {}
+        """Where results wait."""
         self._kept: set[PendingResults] = set()
         self._ordered: set[PendingResults] = set()
         self._expected: set[PendingResults] = set()
@@ -61,15 +61,15 @@ class WriteOrders:
     def offer(self, pending: PendingResults, urgency: Urgency, due: float = 0.0) -> None:
         """Let them be written from now on, or change their urgency. `due`: when at the latest (time.monotonic)."""
         if pending in self._kept:
-            for each in self._queues():
-                due = each.pop(pending, due)
+            due = self._queue_of.pop(pending, {}).pop(pending, due)
             large = urgency is Urgency.NORMAL and pending.nbytes >= LARGE_BYTES
-            (self._large if large else self._waiting[urgency])[pending] = due
+            queue = self._queue_of[pending] = self._large if large else self._waiting[urgency]
+            queue[pending] = due
 
     @property
     def offers(self) -> bool:
         """Whether there are results that may be written."""
-        return any(self._queues())
+        return bool(self._queue_of)
 
     def next(self, now: float, *, hurry: bool) -> PendingResults | None:
         """Return the results that are to be written now. `hurry`: all are due."""
@@ -103,10 +103,6 @@ class WriteOrders:
             small = small[0], small[1] + self._busy_s
         return min(filter(None, (small, large)), key=lambda head: head[1], default=None)
 
-    def _queues(self) -> Iterator[dict[PendingResults, float]]:
-        yield from self._waiting.values()
-        yield self._large
-
     def ordered(self, pending: PendingResults) -> None:
         """Note that the worker was told to write them."""
         self._leave(pending)
@@ -134,5 +130,4 @@ class WriteOrders:
         if pending in self._kept:
             self._kept.remove(pending)
             self.kept_bytes -= pending.nbytes
-        for each in self._queues():
-            each.pop(pending, None)
+        self._queue_of.pop(pending, {}).pop(pending, None)
