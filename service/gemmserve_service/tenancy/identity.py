@@ -72,7 +72,12 @@ def needed_scope(method: str, path: str) -> Scope | None:
         if path in _PUBLIC or path.startswith(_PUBLIC_BELOW):
             return None
         return Scope.READ
-    return Scope.READ if path in _LOOKING_BY_POST else Scope.SUBMIT
+    return Scope.READ if looks(method, path) else Scope.SUBMIT
+
+
+def looks(method: str, path: str) -> bool:
+    """Whether a request changes nothing."""
+    return method in _LOOKING or (method == "POST" and path in _LOOKING_BY_POST)
 
 
 def identify(keyring: Keyring, authorization: Sequence[str], api_key: Sequence[str]) -> Caller:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
+from gemmserve_service.tenancy.identity import looks
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from gemmserve_service.tenancy.identity import Caller
     from gemmserve_service.tenancy.keyring import Keyring
 
-_LOOKING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 # Somebody was turned away: no key, no scope, too slow, too much, too large a head, no room in a quota or the store.
 _REFUSALS: Final = frozenset({401, 403, 408, 429, 431, 507})
 
@@ -57,7 +58,7 @@ class AuditLog:
         caller: Caller | None = scope.get("state", {}).get("caller")
         known = caller is not None and bool(caller.key_id)
         refused = status in _REFUSALS
-        if not refused and (not known or scope["method"] in _LOOKING):
+        if not refused and (not known or scope["method"] == "OPTIONS" or looks(scope["method"], scope["path"])):
             return
         client = scope.get("client")
         self.write(

@@ -123,6 +123,24 @@ async def test_deletions_of_what_several_cells_made(client, upload):
     assert (await client.get(f"/v1/arrays/{own}")).status_code == 404
 
 
+async def test_states_of_what_one_other_cell_made_are_there(client):
+    answer = await client.post("/v1/job-states?all=false", json={"ids": [f"job_{ID}", f"job_{ID[::-1]}"], "wait": 9})
+    assert (answer.status_code, answer.headers["location"]) == (307, URLS["0"] + "/v1/job-states?all=false")
+    assert answer.json()["type"] == "/problems/other-cell"
+
+
+async def test_states_of_what_several_cells_made(client, upload):
+    """Each cell tells of its own; an id of a cell that there is not is this one's to answer for."""
+    array = (await upload(4))["id"]
+    job = {"op": "gemm", "a": array, "b": array}
+    own = (await client.post("/v1/jobs", json=job, headers={"Prefer": "wait=60"})).json()["id"]
+    other, gone, nowhere = f"job_{ID}", f"job_{ID}_1", f"job_{ID}_9"
+    for _ in range(2):
+        told = (await client.post("/v1/job-states", json={"ids": [other, own, gone, nowhere], "wait": 1})).json()
+        assert [each["id"] for each in told["jobs"]] == [own]
+        assert (told["missing"], told["elsewhere"]) == ([gone, nowhere], [other])
+
+
 @pytest.mark.parametrize("results", ["each", "packed", "inline"])
 async def test_a_batch_on_what_one_other_cell_made_is_there(client, results):
     items = [{"a": f"arr_{ID}", "b": f"arr_{ID[::-1]}"}]
