@@ -115,6 +115,8 @@ class Tier:
         self._looking = False
         self._timer: asyncio.TimerHandle | None = None
         self._arrived: list[Callable[[], object]] = []
+        self._again: asyncio.TimerHandle | None = None
+        """Timer after which tasks may ask for arrays again that could not be brought back; None: they may now."""
 
     # -- life cycle -------------------------------------------------------------------------------------------------
 
@@ -140,8 +142,9 @@ class Tier:
         """Refuse whoever waits; what is being put on record is finished first."""
         self._stopping.set()
         self._wake.set()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._again):
+            if timer is not None:
+                timer.cancel()
         for wanted in list(self._wanted.values()):
             _end(wanted, Draining("the server is shutting down", retry_after_s=1.0))
         await self._background.wait()
@@ -429,11 +432,30 @@ class Tier:
         return wanted
 
     def ask(self, key: Hashable, pins: Iterable[Pinned]) -> None:
-        """`request` of a task that waits in the queue: not again while its arrays are on their way, or nothing
-        comes.
+        """`request` of a task that waits in the queue: not again while its arrays are on their way, or nothing comes.
+        Callbacks of `on_arrival` run when it may ask again.
         """
-        if key not in self._wanted and self._refusal() is None:
+        if key in self._wanted or self._again is not None:
+            return
+        if self._refusal() is None:
             self.request(key, pins)
+        else:
+            self._refuse_for_now()
+
+    def _refuse_for_now(self) -> None:
+        """Let tasks ask again after a while: when the tier is no longer refused, as far as is known now. A loop's timer
+        may come before that, and meanwhile it may have been refused for longer: who asks then waits on.
+        """
+        unusable = isinstance(self._claimed, TierUnusableError)  # for good
+        if self._again is None and not unusable and not self._stopping.is_set():
+            until = time.monotonic() + _MIN_RETRY_S if self._refused is None else self._refused[0]
+            delay_s = max(until - time.monotonic(), _LOOK_S)
+            self._again = asyncio.get_running_loop().call_later(delay_s, self._ask_again)
+
+    def _ask_again(self) -> None:
+        self._again = None
+        for callback in self._arrived:
+            callback()
 
     async def bring_back(self, pins: Sequence[Pinned], timeout_s: float | None) -> None:
         """Return when all of these are in files, and stay there until each pin is used or released.
@@ -517,11 +539,10 @@ class Tier:
         if error is not None:
             for key in [key for key, other in self._wanted.items() if other is wanted]:
                 del self._wanted[key]
+        if error is not None and not isinstance(error, ArrayCorrupt):  # of which no more is asked
+            self._refuse_for_now()
         for callback in self._arrived:
             callback()
-        if error is not None and not self._stopping.is_set():
-            for callback in self._arrived:  # tasks ask once more then
-                asyncio.get_running_loop().call_later(self._delay_s, callback)
         self.look()
 
     async def _fetch(self, pinned: Pinned, cold: Cold, done: asyncio.Future[None]) -> None:

@@ -234,6 +234,63 @@ async def test_a_task_waits_for_the_tier_and_its_deadline_goes_on(make_core, tie
     assert (await core.jobs.wait(patient.id, 60.0)).state is JobState.SUCCEEDED
 
 
+async def _waiting_job(core, eventually):
+    """Submit a job whose operand is in the tier alone; return how often the queue is looked at, from now on, too."""
+    info = await store_array(core.store, matrix(0))
+    await out(core.store, eventually, info.id)
+    looks = []
+    dispatch = core.scheduler._dispatch
+    core.scheduler._dispatch = lambda: (looks.append(core.store.tier._refusal()), dispatch())[1]
+    job, _ = await core.jobs.submit(GemmJob(op="gemm", a=info.id, b=info.id))
+    return job, looks
+
+
+async def test_a_task_asks_again_though_the_timer_comes_before_the_tier_may_be_asked(
+    make_core, tiered, eventually, monkeypatch
+):
+    """A loop's timers may come some milliseconds early, or what is refused is refused anew meanwhile."""
+    core = await make_core(tiered())
+    tier, now = core.store.tier, [1000.0]
+    with monkeypatch.context() as patch:
+        patch.setattr(tier_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        patch.setattr(tier_module, "_MIN_RETRY_S", 0.05)
+        tier._delay_s = 0.05
+        with patch.context() as unreachable:
+            unreachable.setattr(Objects, "read", _unreachable)
+            job, looks = await _waiting_job(core, eventually)
+            await eventually(lambda: tier.failures)
+        at_first = len(looks)
+        await eventually(lambda: len(looks) >= at_first + 2)
+        assert all(looks[at_first:]), "the tier was refused whenever the queue was looked at"
+        now[0] += 60.0
+        assert (await core.jobs.wait(job.id, 60.0)).state is JobState.SUCCEEDED
+
+
+async def test_a_task_for_whose_operands_the_disk_has_no_room_does_not_ask_without_a_pause(
+    make_core, tiered, eventually, monkeypatch
+):
+    core = await make_core(tiered())
+    tier, asked = core.store.tier, []
+    monkeypatch.setattr(tier_module, "_MIN_RETRY_S", 3600.0)
+    with monkeypatch.context() as patch:
+
+        def full(nbytes):
+            asked.append(nbytes)
+            raise StoreFull(f"no room for {nbytes} bytes on the disk")
+
+        patch.setattr(core.store, "take_extent", full)
+        job, looks = await _waiting_job(core, eventually)
+        await eventually(lambda: tier._again)
+        at_first = len(looks)
+        for _ in range(5):
+            core.scheduler.dispatch_soon()
+            await eventually(lambda: len(looks) > at_first)
+            at_first = len(looks)
+        assert asked == [NBYTES]
+    tier._ask_again()
+    assert (await core.jobs.wait(job.id, 60.0)).state is JobState.SUCCEEDED
+
+
 async def test_no_room_for_ever_ends_a_wait(make_store, tiered, eventually, monkeypatch):
     store = await make_store(tiered())
     info = await store_array(store, matrix(0))
