@@ -19,7 +19,7 @@ from gemmserve_service.http.small.exchange import SmallRequests
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from fastapi import FastAPI
     from starlette.types import ASGIApp
@@ -46,9 +46,11 @@ class Server(uvicorn.Server):
     test_slow_connections.py above all, in continuous integration with the oldest version allowed, too (.ci/oldest.txt).
     """
 
-    def __init__(self, config: uvicorn.Config, settings: Settings) -> None:
+    def __init__(self, config: uvicorn.Config, settings: Settings, certificate: Sequence[int] = ()) -> None:
+        """`certificate`: times of its files before they were read (`_times`)."""
         super().__init__(config)
         self.settings = settings
+        self._certificate = certificate
         self.unix: socket.socket | None = None
         """A Unix socket to serve besides, never with TLS. To be set before the start; its path is left in place."""
 
@@ -60,7 +62,7 @@ class Server(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves until `should_exit` is set, and uses a certificate whose files are replaced meanwhile."""
         context = self.config.ssl
-        renewal = None if context is None else asyncio.create_task(_renew(context, self.settings))
+        renewal = None if context is None else asyncio.create_task(_renew(context, self.settings, self._certificate))
         try:
             await super().serve(sockets)
         finally:
@@ -148,20 +150,28 @@ def _server(app: ASGIApp, settings: Settings, **options: Any) -> Server:
         timeout_graceful_shutdown=_CLOSE_S,
         **options,
     )
+    certificate = _times(settings) if options.get("ssl_certfile") else ()  # what is replaced while it is read is read again
     config.load()
-    return Server(config, settings)
+    return Server(config, settings, certificate)
 
 
-async def _renew(context: ssl.SSLContext, settings: Settings) -> None:
-    """Uses a certificate from the moment that its files are replaced; runs until cancelled."""
+def _times(settings: Settings) -> Sequence[int]:
+    """Return the times at which the certificate's files were changed. Raises OSError."""
+    paths = (settings.tls_certificate, settings.tls_key)
+    return [path.stat().st_mtime_ns for path in paths if path is not None]
+
+
+async def _renew(context: ssl.SSLContext, settings: Settings, loaded: Sequence[int]) -> None:
+    """Uses a certificate from the moment that its files are replaced; runs until cancelled. `loaded`: times of those
+    that are in use.
+    """
     if settings.tls_certificate is None or settings.tls_key is None:
         return
     paths = (settings.tls_certificate, settings.tls_key)
-    loaded = [path.stat().st_mtime_ns for path in paths]
     while True:
         await asyncio.sleep(_RELOAD_S)
         try:
-            current = [path.stat().st_mtime_ns for path in paths]
+            current = _times(settings)
             if current != loaded:
                 # On another context first: half a pair would leave the one in use without a key.
                 ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*paths)

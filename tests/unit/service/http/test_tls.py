@@ -49,6 +49,22 @@ def test_a_renewed_certificate_is_used_without_a_restart(serve, issue, tmp_path,
     assert shown(live).split() == (tmp_path / "certificate.pem").read_text().split()
 
 
+def test_a_certificate_that_is_renewed_while_the_server_starts_is_used(serve, issue, tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "_RELOAD_S", 0.05)
+    issue("first")
+    first, load = (tmp_path / "certificate.pem").read_text().split(), server.uvicorn.Config.load
+
+    def loaded(config):
+        load(config)
+        issue("second")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.uvicorn.Config, "load", loaded)
+        live = serve(tls_certificate=tmp_path / "certificate.pem", tls_key=tmp_path / "key.pem")
+    until(lambda: shown(live).split() == (tmp_path / "certificate.pem").read_text().split())
+    assert shown(live).split() != first
+
+
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_large_bodies_land_and_leave(serve, issue, tmp_path, monkeypatch, loop_factory):
     """Through TLS, too, the server reads into the array, and the client into its result."""
