@@ -71,6 +71,29 @@ attempt(GemmReduceParams(reduce=["sumsq", "argmax"], return_c=True), WHOLE // 2,
         {"sumsq": np.zeros(M), "argmax": np.zeros(M, "i8"), "c": np.zeros((M, M))}, a=a, b=b)  # fmt: skip
 attempt(GemmParams(), 1000, {"d": np.zeros((M, M))}, a=a, b=b)
 
+# Memory that a step of what is prepared ahead has, which ends as soon as somebody waits for it.
+taken, ends = threading.Event(), threading.Event()
+
+
+def step():
+    global ROOM
+    taken.set()
+    ends.wait(60)
+    ROOM = WHOLE
+
+
+def yield_memory(wait=backend.warm_up.yield_memory):
+    if taken.is_set():
+        ends.set()
+    return wait()
+
+
+backend.warm_up.yield_memory = yield_memory
+backend.warm_up.steps = lambda: iter([step])
+backend.warm_up.begin()
+assert taken.wait(60)
+attempt(GemmParams(), 1000, {"d": np.zeros((M, M))}, a=a, b=b)
+
 # An operand that is a result which the device alone has, with room for the whole, and without.
 import cupy  # noqa: E402
 

@@ -150,7 +150,8 @@ def _server(app: ASGIApp, settings: Settings, **options: Any) -> Server:
         timeout_graceful_shutdown=_CLOSE_S,
         **options,
     )
-    certificate = _times(settings) if options.get("ssl_certfile") else ()  # what is replaced while it is read is read again
+    # Before they are read: what is replaced meanwhile is read again.
+    certificate = _times(settings) if options.get("ssl_certfile") else ()
     config.load()
     return Server(config, settings, certificate)
 

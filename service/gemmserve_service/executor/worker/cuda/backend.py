@@ -167,14 +167,15 @@ class CupyBackend:
         self._ahead = PanelsAhead(self.enter)
         self.peers = None if panels is None else self._open_peers(panels)
         """Ways to other devices of the host, if there may be any."""
+        self.warm_up = WarmUp(cupy, self.spec, ordinal, self.enter, self.idleness)
         self._rooms = (
             self._drop_copies,
+            lambda: self.warm_up.yield_memory() and self._drop_copies(),
             self._shrink_panels,
             self._vacate,
             lambda: self._shrink_panels(least=True),
             self._drop_panels,
         )
-        self.warm_up = WarmUp(cupy, self.spec, ordinal, self.enter, self.idleness)
 
     def spec_fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = spec_adapter().dump_python(self.spec, mode="json")

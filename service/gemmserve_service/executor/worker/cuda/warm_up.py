@@ -49,6 +49,8 @@ class WarmUp:
         self._enter = enter
         self._idleness = idleness
         self._thread: threading.Thread | None = None
+        self._step = threading.Lock()
+        """Held during a step, which may have memory of the device."""
         self.over = False
         """Whether all steps were taken."""
 
@@ -63,16 +65,30 @@ class WarmUp:
         began = time.monotonic()
         for step in self.steps():
             self._idleness.wait()
-            try:
-                step()
-            except Exception as error:
-                log.debug("not done ahead: %s", error)
+            with self._step:
+                self._take(step)
         self.over = True
         log.info("kernels of likely products were loaded in %.1f s", time.monotonic() - began)
         recorded: list[tuple[KernelSource, str]] = []
         while True:
             recorded = self.record(recorded)
             time.sleep(_RECORD_S)
+
+    @staticmethod
+    def _take(step: Callable[[], object]) -> None:
+        try:
+            step()
+        except Exception as error:
+            log.debug("not done ahead: %s", error)
+
+    def yield_memory(self) -> bool:
+        """Return when the step that is under way has ended, and has no memory of the device any more; False: there is
+        none. No other begins while there is a task.
+        """
+        if not self._step.locked():
+            return False
+        with self._step:
+            return True
 
     def steps(self) -> Iterator[Callable[[], object]]:
         """Return the steps, the likeliest to be of use first. Each takes milliseconds, but for a first call of the

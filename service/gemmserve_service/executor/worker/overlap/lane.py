@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gemmserve_service.executor.worker.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from gemmserve_service.executor.protocol import Done, Failed
     from gemmserve_service.executor.worker.overlap.staged import OverlappingBackend
     from gemmserve_service.executor.worker.overlap.task import Task
     from gemmserve_service.executor.worker.runner import Runner
+
+_PATIENCE_S: Final = 30.0
+"""Seconds for which a task without memory waits for those of the other lane to end: they take milliseconds, but may
+wait for the front to make room for their results."""
+_LOOK_S: Final = 0.002
 
 
 class Lane:
@@ -28,6 +34,10 @@ class Lane:
         self.answer = answer
         self.moved = time.monotonic()
         """Time at which it began with something, or something got on (time.monotonic)."""
+        self.beside: Lane | None = None
+        """Lane whose tasks pass those of this one."""
+        self.held = False
+        """Whether nothing more is to enter: a task of another lane finds too little memory beside those of this one."""
         self._steps = 0
         self._seen: tuple[str | None, int] = (None, 0)
         """Oldest task and steps when somebody looked last."""
@@ -68,6 +78,24 @@ class Lane:
         """Note that something begins, if nothing is under way."""
         if self.pipeline.idle:
             self.moved = time.monotonic()
+
+    @contextlib.contextmanager
+    def alone_on_device(self, unless: Callable[[], bool]) -> Iterator[None]:
+        """Let nothing enter the lane beside until the block ends, which begins when what is under way there has ended,
+        and the memory that it holds is free; or `unless` is true, or that takes for ever.
+        """
+        beside = self.beside
+        if beside is None:
+            yield
+            return
+        beside.held = True
+        try:
+            until = time.monotonic() + _PATIENCE_S
+            while not (beside.pipeline.idle or unless() or time.monotonic() > until):
+                time.sleep(_LOOK_S)
+            yield
+        finally:
+            beside.held = False
 
     def cancel(self) -> None:
         """Cancel what is under way."""

@@ -36,7 +36,8 @@ class Overlap:
     """The tasks of a worker in two lanes: express ones, and all others, which they pass.
 
     In each they run in the order in which they came; `answer` is told of each, in that order. What finds too little
-    memory waits until it is alone in the lane of the long ones, and what was loaded ahead there is let go. A task whose
+    memory waits until it is alone in the lane of the long ones, and what was loaded ahead there is let go; if that is
+    not enough, until the other lane is empty, too, which no more tasks enter meanwhile. A task whose
     kernels are not compiled yet waits for them before it enters its lane; `tell(task, compiling)` hears of the
     beginning and the end of that. The thread that makes this and starts tasks computes tiny ones itself, while nothing
     else is under way: on a device with a shorter way for them (`TinyBackend`) all of them, else express ones. Express
@@ -55,6 +56,7 @@ class Overlap:
         self._compilation = Compilation(backend, tell) if isinstance(backend, CompilingBackend) else None
         self._long = Lane(runner, backend, answer, express=False)
         self._express = Lane(runner.beside(), backend, answer, express=True)
+        self._long.beside = self._express
         self._answer = answer
         self._owner = threading.get_ident()
         backend.enter(express=True)
@@ -113,6 +115,8 @@ class Overlap:
         if form is None:
             return False
         express = self._express
+        if express.held:
+            return False
         if work.express and (resident := self._runner.resident(form)) is not None:
             task = resident_task(express, work, form, resident)
             if task is not None:
@@ -146,8 +150,8 @@ class Overlap:
         return form if compiled and count_of(part) == 1 else None
 
     def _enter(self, message: Run | Work, compile_s: float) -> None:
-        lane = self._express if message.express else self._long
-        here = message.express and threading.get_ident() == self._owner and self._long.pipeline.idle
+        lane = self._express if message.express and not self._express.held else self._long
+        here = lane.express and threading.get_ident() == self._owner and self._long.pipeline.idle
         self._put(lane, message, compile_s, here=here)
 
     def _put(self, lane: Lane, message: Run | Work, compile_s: float, *, here: bool = False) -> None:

@@ -208,9 +208,22 @@ class ProductTask(Task):
     def _whole(self, behind: list[Task]) -> None:
         for task in (self, *behind):
             task.release()
+        if not self._run_whole():
+            with self._lane.alone_on_device(lambda: self.runner.is_cancelled(self.name)):
+                self._run_whole(last=True)
+
+    def _run_whole(self, *, last: bool = False) -> bool:
+        """Run all at once; False: there is too little memory, which is raised where this is the `last` attempt."""
         before = self.runner.backend.read_counts()
-        self._timings = self.runner.backend.run(self._params, self._operands, self._results, self._checkpoint)
+        try:
+            self._timings = self.runner.backend.run(self._params, self._operands, self._results, self._checkpoint)
+        except self._backend.out_of_memory as error:
+            if last:
+                raise
+            log.info("task %s waits for memory that tasks beside it have: %s", self.name, error)
+            return False
         self._elements = self.runner.elements_since(before)
+        return True
 
     def _checkpoint(self) -> None:
         if self.runner.is_cancelled(self.name):

@@ -281,11 +281,9 @@ async def test_a_task_for_whose_operands_the_disk_has_no_room_does_not_ask_witho
         patch.setattr(core.store, "take_extent", full)
         job, looks = await _waiting_job(core, eventually)
         await eventually(lambda: tier._again)
-        at_first = len(looks)
-        for _ in range(5):
+        for count in range(len(looks), len(looks) + 5):
             core.scheduler.dispatch_soon()
-            await eventually(lambda: len(looks) > at_first)
-            at_first = len(looks)
+            await eventually(lambda count=count: len(looks) > count)
         assert asked == [NBYTES]
     tier._ask_again()
     assert (await core.jobs.wait(job.id, 60.0)).state is JobState.SUCCEEDED

@@ -92,10 +92,11 @@ def test_the_cuda_backend_computes_in_panels_what_does_not_fit_whole():
     script = Path(__file__).parents[5] / "support" / "out_of_memory_script.py"
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=240)
     assert ran.returncode == 0, ran.stderr
-    *found, late, pressed, written = [json.loads(line) for line in ran.stdout.splitlines()]
+    *found, prepared, late, pressed, written = [json.loads(line) for line in ran.stdout.splitlines()]
     assert [each.get("right") for each in found] == [True] * 5 + [None]
     assert [each["tries"] for each in found[:2]] == [1, 7]  # twice whole, one of two panels, all of four
     assert "does not fit into the device's memory" in found[-1]["error"]
+    assert (prepared["right"], prepared["tries"]) == (True, 3), "whole, without copies, and when the step had ended"
     assert late == {"right": True, "tries": 1, "resident": True}, "an operand that the device alone has"
     assert (pressed["right"], pressed["resident"]) == (True, False), "its bytes were needed on the host"
     assert written == {"told": [[f"task-{number}" for number in range(4)], []], "right": True}

@@ -88,6 +88,31 @@ def test_it_waits_while_there_are_tasks_and_goes_on_after_a_failure(done, monkey
     assert ran == [1]
 
 
+def test_who_needs_memory_waits_for_the_step_that_has_some(done, monkeypatch):
+    subject = WarmUp(CUPY, KNOWN["H200"], 0, lambda: None, Idleness())
+    assert not subject.yield_memory()
+    begun, go = threading.Event(), threading.Event()
+
+    def step():
+        begun.set()
+        go.wait(WAIT_S)
+
+    monkeypatch.setattr(WarmUp, "steps", lambda _: iter([step]))
+    monkeypatch.setattr(WarmUp, "record", lambda _, recorded: recorded)
+    subject.begin()
+    assert begun.wait(WAIT_S)
+    waited = []
+    waiting = threading.Thread(target=lambda: waited.append(subject.yield_memory()))
+    waiting.start()
+    waiting.join(0.05)
+    assert waited == []
+    go.set()
+    waiting.join(WAIT_S)
+    assert waited == [True]
+    until(lambda: subject.over)
+    assert not subject.yield_memory()
+
+
 def test_what_was_used_is_on_record(done, monkeypatch):
     used = [RECENT]
     monkeypatch.setattr(warm_up, "used_kernels", lambda: list(used))

@@ -11,6 +11,8 @@ from works import packed
 
 from gemmserve_service.executor.protocol import Cancel, Forget, Stop
 from gemmserve_service.executor.worker import loop
+from gemmserve_service.executor.worker.overlap.overlap import Overlap
+from gemmserve_service.executor.worker.runner import Runner
 
 
 def test_answers_come_in_order_and_results_are_right(front, backend, task):
@@ -116,6 +118,21 @@ def test_an_express_task_that_finds_no_memory_waits_its_turn(front, backend, tas
     assert [(answer.kind, answer.task) for answer in answers] == [("done", "t1"), ("done", "t2")]
     np.testing.assert_array_equal(tasks[2][1](), 2 * A @ A.T)
     assert backend.log.count(("compute", 2.0)) == 2
+
+
+def test_nothing_enters_a_lane_that_is_held(backend, task, computed_by):
+    answers = []
+    overlap = Overlap(Runner(backend), backend, answers.append)
+    names = []
+    for held in (True, False):
+        overlap._express.held = held
+        message, result = task(f"held {held}", 3.0, express=True)
+        overlap.start(packed(message).tasks[0])
+        until(lambda: len(answers) > len(names))
+        names.append(computed_by[-1].name)
+        np.testing.assert_array_equal(result(), 3 * A @ A.T)
+    overlap.close()
+    assert names == ["gemmserve-compute", threading.current_thread().name]
 
 
 def test_a_front_that_goes_ends_both_lanes(front, backend, task, held):

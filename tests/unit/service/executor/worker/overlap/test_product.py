@@ -105,6 +105,47 @@ def test_one_that_finds_no_memory_runs_alone_and_the_others_lose_nothing(front, 
     assert ("release", 2.0) in backend.log
 
 
+def test_one_that_finds_no_memory_beside_the_other_lane_waits_for_that(front, backend, task, held, monkeypatch):
+    """What tasks of the other lane have is free when they have ended: no reason for an error."""
+    monkeypatch.setattr(product, "TINY", 1)
+    tries, run = [], backend.run
+
+    def run_alone(params, *arguments):
+        if params.alpha == 2:
+            tries.append(("store", 1.0) in backend.log)
+            if not tries[-1]:
+                raise NoRoomError
+        return run(params, *arguments)
+
+    backend.run = run_alone
+
+    def full():
+        raise NoRoomError
+
+    backend.faults[(2.0, "compute")] = full
+    tasks = [task("beside", 1.0, express=True), task("long", 2.0)]
+    front.send(tasks[0][0])
+    assert held.reached.wait(WAIT_S)
+    front.send(tasks[1][0])
+    until(lambda: tries)
+    held.go()
+    answers = front.answers(2)
+    assert [(answer.kind, answer.task) for answer in answers] == [("done", "beside"), ("done", "long")]
+    assert tries == [False, True]
+    for number, (_, result) in enumerate(tasks, 1):
+        np.testing.assert_array_equal(result(), number * A @ A.T)
+
+
+def test_one_that_finds_no_memory_with_nothing_beside_it_is_an_error(front, backend, task):
+    def full(*_):
+        raise NoRoomError
+
+    backend.faults[(2.0, "compute")] = backend.run = full
+    front.send(task("long", 2.0)[0])
+    (answer,) = front.answers(1)
+    assert (answer.kind, answer.status) == ("failed", 500)
+
+
 @pytest.mark.parametrize("stage", ["load", "compute", "store"])
 def test_an_error_is_one_task_s(front, backend, task, stage):
     def fail():
