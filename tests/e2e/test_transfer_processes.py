@@ -57,7 +57,22 @@ def all_there(server, count=2):
     until(lambda: metric(server, "gemmserve_transfer_processes ") == count)
 
 
+@pytest.fixture
+def company(server):
+    """Another connection, in the middle of a request: one that is alone is served by the front itself."""
+    where = httpx.URL(server.url)
+    head = (
+        f"POST /v1/arrays?dtype=complex64&shape=4 HTTP/1.1\r\nHost: {where.netloc.decode()}\r\n"
+        f"Content-Type: {OCTETS['Content-Type']}\r\nContent-Length: 32\r\nExpect: 100-continue\r\n\r\n"
+    )
+    with socket.create_connection((where.host, where.port), timeout=120) as other:
+        other.sendall(head.encode())
+        assert other.recv(1 << 16).startswith(b"HTTP/1.1 100 ")
+        yield
+
+
 @pytest.mark.parametrize("connections", [0, 1, 3])
+@pytest.mark.usefixtures("company")
 def test_there_and_back(server, connections):
     all_there(server)
     with Client(server.url, connections=connections, progress=False) as client:

@@ -90,4 +90,7 @@ class Watchdog:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._every_s)
-            self.look(time.monotonic())
+            try:
+                self.look(time.monotonic())
+            except Exception:  # of one worker: the others hang no less
+                log.exception("a worker that hangs could not be ended")

@@ -277,6 +277,8 @@ class KeyringWatch:
         self.current = Keyring()
         self.on_change: list[Callable[[Keyring, Keyring], None]] = []
         self._signatures: list[tuple[int, int, int] | None] = [None] * len(self._paths)
+        self._failure: tuple[object, str] | None = None
+        """Signatures of files that could not be read, and why, as was said last."""
         self._task: asyncio.Task[None] | None = None
 
     def quota(self, owner_id: str) -> Quota:
@@ -312,9 +314,14 @@ class KeyringWatch:
                 return
         try:
             changed = read_keyring(self.data_dir, self.keys_file)
-        except KeyringError:
-            log.exception("the keys as they were stay in force")
+        except KeyringError as error:
+            # To be read again: what was in the way (their owner, no open file left) may go without a change of theirs.
+            self._signatures = before_them
+            if (failure := (signatures, str(error))) != self._failure:
+                self._failure = failure
+                log.exception("the keys as they were stay in force")
             return
+        self._failure = None
         # What is in no file any more has ended, and the server stays closed, also where it was the last key.
         ended = {key_id: _ended(record) for key_id, record in self.current.keys.items() if key_id not in changed.keys}
         changed = changed.model_copy(update={"keys": ended | changed.keys})

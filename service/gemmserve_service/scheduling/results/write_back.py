@@ -115,7 +115,7 @@ class WriteBack:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._settled = asyncio.Event()
-        """Set whenever results come to be on record or are dropped."""
+        """Set whenever results come to be on record, are dropped or lost."""
         self._lineages: dict[PendingResults, Lineage] = {}
         self._abandoned: dict[PendingResults, Task] = {}
         """Tasks to be closed with their results, which became no arrays."""
@@ -443,6 +443,7 @@ class WriteBack:
         pending.state, instructions = handle_event(pending.state, event)
         if (after := pending.state in _TO_BE_WRITTEN) != before:
             self._count(pending, 1 if after else -1)
+            self._settled.set()  # also where they are lost: whoever waits for the others looks again
         for instruction in instructions:
             match instruction:
                 case Instruction.WRITE_LATER:

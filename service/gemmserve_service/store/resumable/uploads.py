@@ -517,7 +517,7 @@ class ResumableUploads:
                 try:
                     async with record.lock:  # what comes meanwhile finds it gone
                         await self._drop(record)
-                except StoreFull:  # the row stays, and so does the space
+                except Exception:  # a full disk, say: the row stays, and so does the space, until the next round
                     log.exception("an idle upload could not be removed")
                     continue
                 if not record.complete:

@@ -265,6 +265,23 @@ async def test_it_looks_by_itself(make_core, make_settings, put, gemm, fake, eve
     assert (await core.jobs.wait(hangs.id, 60)).state == JobState.FAILED
 
 
+async def test_it_looks_again_after_one_that_could_not_be_ended(dog, worker, fake, eventually, monkeypatch):
+    kill, tries = fake.kill, []
+
+    def refused(*arguments):
+        tries.append(1)
+        if len(tries) == 1:
+            raise OSError("not now")
+        kill(*arguments)
+
+    monkeypatch.setattr(fake, "kill", refused)
+    dog._every_s = 0.01
+    dog.start()
+    await eventually(lambda: fake.killed)
+    await dog.stop()
+    assert len(tries) == 2
+
+
 async def test_a_thread_that_hangs_is_given_up(make_core, make_settings, put, gemm, monkeypatch, eventually):
     run, begun = CpuBackend.run, []
     gates = [threading.Event(), threading.Event()]

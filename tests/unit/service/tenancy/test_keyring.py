@@ -156,6 +156,28 @@ async def test_a_server_that_had_keys_does_not_fall_open(tmp_path, spoil):
         await watch.stop()
 
 
+async def test_keys_that_could_not_be_read_are_read_again(tmp_path, monkeypatch, caplog):
+    """Though their file does not change any more: it was another user's for a moment, say."""
+    watch = KeyringWatch(tmp_path)
+    await watch.start()
+    try:
+        key_id, _ = create_key(tmp_path, "alice")
+        with monkeypatch.context() as patch:
+
+            def refused(*_):
+                raise KeyringError("cannot be read: Permission denied")
+
+            patch.setattr(module, "read_keyring", refused)
+            for _ in range(3):
+                watch.refresh()
+        assert not watch.current.closed
+        assert caplog.text.count("stay in force") == 1, "which is said once"
+        watch.refresh()
+        assert key_id in watch.current.keys
+    finally:
+        await watch.stop()
+
+
 async def test_a_file_that_makes_no_sense_stops_the_start(tmp_path):
     (tmp_path / FILE).write_text("{")
     with pytest.raises(KeyringError):

@@ -637,6 +637,18 @@ async def test_a_drain_says_how_far_it_is_and_how_long_the_rest_takes_at_its_own
     assert core.scheduler.writes.unwritten == (0, 0)
 
 
+async def test_a_drain_does_not_wait_for_what_a_lost_device_took_with_it(
+    core, fake, unwritten, a, eventually, monkeypatch
+):
+    monkeypatch.setattr("gemmserve_service.scheduling.results.write_back._REPORT_S", 3600.0)
+    info, _ = await unwritten(a, a)
+    drained = asyncio.ensure_future(core.drain(3600))
+    await eventually(lambda: info.id in fake.writes())
+    fake.lose()
+    async with asyncio.timeout(60):
+        assert await drained
+
+
 @pytest.fixture
 async def safe(make_core, make_settings, fake, own_files):
     """One whose arrays survive a loss of power."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import sqlite3
 
 import pytest
 from inline_executor import InlineExecutor
@@ -139,6 +140,26 @@ async def test_a_part_that_comes_while_its_upload_is_given_up_is_refused(make_se
         with pytest.raises(NotFound):
             await part
     assert core.store.used_bytes == 0
+    await core.stop()
+
+
+async def test_an_upload_that_could_not_be_given_up_is_given_up_in_the_next_round(make_settings, monkeypatch):
+    core = Core(make_settings(upload_idle_s=0.2), InlineExecutor())
+    await core.start()
+    write, refused = core.database.write, []
+
+    async def fails(fn):
+        if getattr(fn, "func", None) is uploads._remove and len(refused) < 2:
+            refused.append(StoreFull("the disk is full") if refused else sqlite3.OperationalError("disk I/O error"))
+            raise refused[-1]
+        return await write(fn)
+
+    monkeypatch.setattr(core.database, "write", fails)
+    upload = await core.uploads.create("", "application/x-npy", None, ttl_s=None)
+    async with asyncio.timeout(60):
+        while upload.id in core.uploads._uploads:  # noqa: ASYNC110 (there is no event for it)
+            await asyncio.sleep(0.01)
+    assert len(refused) == 2
     await core.stop()
 
 
