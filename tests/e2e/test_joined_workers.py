@@ -99,7 +99,8 @@ def test_an_upload_that_comes_late_is_refused(tmp_path) -> None:
         assert first.end() == 0
         with StallingProxy(server.joined.port) as proxy:
             late = server.joined.add("cpu", "late", url=proxy.url, arguments=BY_EXCHANGE)
-            proxy.stall_at(b"PUT /internal/results/")
+            # Of a connection with nothing but a head, or less, the server would wait for the rest for seconds only.
+            proxy.stall_at(b"PUT /internal/results/", after=(X @ Y).nbytes // 2)
             late.start()
             job = client.submit("gemm", a, b, alpha=3)
             assert proxy.stalled.wait(120), server.text

@@ -36,6 +36,8 @@ class StallingProxy:
         self._whole = threading.Event()
         self._whole.set()
         self._stall_at: bytes | None = None
+        self._stalling: int | None = None
+        """Connection by which it stands still when `_left` more bytes have come."""
         self._left = 0
         self.stalled = threading.Event()
         """Set once it stands still by `stall_at`."""
@@ -72,7 +74,9 @@ class StallingProxy:
         self._whole.set()
 
     def stall_at(self, text: bytes, *, after: int = 0) -> None:
-        """Stands still when the agent next sends `text`, with `after` bytes from its beginning on forwarded."""
+        """Stands still when the agent next sends `text`, with `after` bytes from its beginning on forwarded, in as many
+        pieces as they come in.
+        """
         self.stalled.clear()
         self._left = after
         self._stall_at = text
@@ -115,12 +119,17 @@ class StallingProxy:
             while data := source.recv(_PIECE):
                 tail = self._note(tail, data, number, pattern)
                 if pattern is _REQUEST and self._stall_at is not None and (at := data.find(self._stall_at)) >= 0:
-                    first = min(len(data), at + self._left)
+                    self._stall_at, self._stalling = None, number
+                    self._left += at
+                if pattern is _REQUEST and self._stalling == number:
+                    first = min(len(data), self._left)
                     sink.sendall(data[:first])
                     data = data[first:]
-                    self._stall_at = None
-                    self._whole.clear()
-                    self.stalled.set()
+                    self._left -= first
+                    if data or not self._left:
+                        self._stalling = None
+                        self._whole.clear()
+                        self.stalled.set()
                 self._whole.wait()
                 sink.sendall(data)
         self._whole.wait()  # nor does an end arrive while the link is cut
