@@ -36,7 +36,6 @@ from gemmserve_service.http.routes import (
     deletions,
     devices,
     health,
-    job_states,
     jobs,
     oneshot,
     overview,
@@ -96,8 +95,8 @@ def create_app(settings: Settings, core: Core) -> FastAPI:
     problems.install(app)
     documentation.install(app)
     for module in (
-        oneshot, batch, arrays, deletions, samples, uploads, jobs, job_states, devices, overview, health,
-        problem_routes, pages, descriptions, infer, region_routes, cell_routes,
+        oneshot, batch, arrays, deletions, samples, uploads, jobs, devices, overview, health, problem_routes, pages,
+        descriptions, infer, region_routes, cell_routes,
     ):  # fmt: skip
         app.include_router(module.router)
     # The last one added is the outermost.

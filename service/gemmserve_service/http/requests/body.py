@@ -24,6 +24,11 @@ _LOOK_S: Final = 0.005  # a product that is done sooner is not worth a look
 _PATIENCE_S: Final = 0.1  # after which others see how far a slow client's body has come
 
 
+def media_type_of(request: Request) -> str:
+    """Return the body's media type, without parameters; "" where there is none."""
+    return request.headers.get("content-type", "").split(";")[0].strip().lower()
+
+
 class RequestBody:
     """Reads each byte once; pieces and direct reads may alternate. Every method raises ClientDisconnect."""
 

@@ -23,7 +23,7 @@ from gemmserve_service.errors import (
 )
 from gemmserve_service.http.headers.content_coding import ZSTD, coding_of, refuse_coding
 from gemmserve_service.http.headers.digests import parse_content_digest
-from gemmserve_service.http.requests.body import RequestBody
+from gemmserve_service.http.requests.body import RequestBody, media_type_of
 from gemmserve_service.http.requests.coded_body import CodedBody, check_coded_length, decoding
 from gemmserve_service.http.requests.shared_memory import SharedRequest, receive_shared
 from gemmserve_service.store.declared import Declared, read_npy_head
@@ -49,11 +49,6 @@ def content_length(request: Request) -> int:
     if not (value.isascii() and value.isdigit()) or len(value) > 19:
         raise InvalidRequest(f"Content-Length {value[:40]!r} is not a number of bytes")
     return int(value)
-
-
-def media_type_of(request: Request) -> str:
-    """Return the body's media type, without parameters; "" where there is none."""
-    return request.headers.get("content-type", "").split(";")[0].strip().lower()
 
 
 async def receive_array(

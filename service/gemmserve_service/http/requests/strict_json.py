@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from gemmserve_service.errors import InvalidParameters
+from gemmserve_service.errors import InvalidParameters, TooLarge, UnsupportedMediaType
 from gemmserve_service.http.problems import MalformedJson, describe_validation
+from gemmserve_service.http.requests.body import media_type_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from starlette.requests import Request
 
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
@@ -30,6 +33,26 @@ MAX_DEPTH: Final = 32
 _SPACE: Final = " \t\n\r"
 # A string that does not end is taken to the text's end, once: to look at each of its quotes again would take for ever.
 _BRACKETS: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]}]', re.DOTALL)
+
+
+async def read_json(request: Request, most: int, what: str) -> bytearray:
+    """A JSON body of at most so many bytes. `what`: what it is, for the problem. Raises UnsupportedMediaType,
+    TooLarge.
+    """
+    media_type = media_type_of(request)
+    if media_type != "application/json":
+        raise UnsupportedMediaType(f"Content-Type is {media_type or 'missing'}; {what} is application/json")
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > most:
+            raise too_large(most, what)
+    return body
+
+
+def too_large(most: int, what: str) -> TooLarge:
+    """The error of a JSON text that is longer."""
+    return TooLarge(f"{what} has at most {most} bytes")
 
 
 def parse_object(data: bytes | bytearray | memoryview) -> dict[str, Any]:

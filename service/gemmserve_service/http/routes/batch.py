@@ -24,8 +24,7 @@ from gemmserve_service.http.openapi import documentation as doc
 from gemmserve_service.http.problems import NotAcceptable
 from gemmserve_service.http.requests import batch_bodies
 from gemmserve_service.http.requests.batch_items import StoredItems, parse_params
-from gemmserve_service.http.requests.body import until_disconnect
-from gemmserve_service.http.requests.ingest import media_type_of
+from gemmserve_service.http.requests.body import media_type_of, until_disconnect
 from gemmserve_service.http.requests.multipart_decoder import boundary_of
 from gemmserve_service.http.requests.strict_json import parse_object
 from gemmserve_service.http.routes.common import caller_of, core_of, elements_header, server_timing

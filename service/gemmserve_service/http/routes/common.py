@@ -10,9 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.responses import Response
 
 from gemmserve.wire import ELEMENTS_HEADER
-from gemmserve_service.errors import InvalidParameters, TooLarge, UnsupportedMediaType
+from gemmserve_service.errors import InvalidParameters
 from gemmserve_service.http.problems import describe_validation
-from gemmserve_service.http.requests.ingest import media_type_of
 from gemmserve_service.http.requests.queries import Integer  # noqa: TC001 (pydantic resolves it at run time)
 from gemmserve_service.schemas import ArrayName, Labels
 from gemmserve_service.store.record import Tags
@@ -98,26 +97,6 @@ def render(model: BaseModel, status: int = 200, headers: Mapping[str, str] | Non
     return Response(
         model.model_dump_json(), status, {"Cache-Control": "no-store", **(headers or {})}, media_type="application/json"
     )
-
-
-async def read_json(request: Request, most: int, what: str) -> bytearray:
-    """A JSON body of at most so many bytes. `what`: what it is, for the problem. Raises UnsupportedMediaType,
-    TooLarge.
-    """
-    media_type = media_type_of(request)
-    if media_type != "application/json":
-        raise UnsupportedMediaType(f"Content-Type is {media_type or 'missing'}; {what} is application/json")
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > most:
-            raise too_large(most, what)
-    return body
-
-
-def too_large(most: int, what: str) -> TooLarge:
-    """The error of a JSON text that is longer."""
-    return TooLarge(f"{what} has at most {most} bytes")
 
 
 def page_headers(request: Request, query: BaseModel, next_cursor: str | None) -> dict[str, str]:

@@ -14,8 +14,8 @@ from gemmserve_service.errors import InvalidParameters
 from gemmserve_service.http.cells.redirects import check_ids
 from gemmserve_service.http.openapi import documentation as doc
 from gemmserve_service.http.requests.long_json import LONG, read_object, validate_each
-from gemmserve_service.http.requests.strict_json import parse_object, validate
-from gemmserve_service.http.routes.common import ViewQuery, core_of, read_json, render, too_large, view_of
+from gemmserve_service.http.requests.strict_json import parse_object, read_json, too_large, validate
+from gemmserve_service.http.routes.common import ViewQuery, core_of, render, view_of
 from gemmserve_service.runtime.clock import now
 from gemmserve_service.runtime.yielding import Turns
 from gemmserve_service.schemas import ArrayId, Deleted, Deletion

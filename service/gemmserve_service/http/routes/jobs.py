@@ -1,8 +1,9 @@
-"""/v1/jobs: submit one or several, list, wait, watch, cancel."""
+"""/v1/jobs and /v1/job-states: submit one or several, list, wait, watch, cancel."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Query, Request
@@ -11,12 +12,13 @@ from starlette.responses import Response, StreamingResponse
 
 from gemmserve.wire import IDEMPOTENCY_HEADER, MAX_JOBS
 from gemmserve_kernels import ParameterInvalid
-from gemmserve_service.errors import InvalidRequest, NotFound, ServiceError
+from gemmserve_service.errors import Gone, InvalidRequest, NotFound, ServiceError
+from gemmserve_service.http.cells.redirects import check_ids
 from gemmserve_service.http.headers.preferences import parse_prefer
 from gemmserve_service.http.openapi import documentation as doc
 from gemmserve_service.http.requests.long_json import LONG, read_object, validate_each
 from gemmserve_service.http.requests.queries import Number  # noqa: TC001 (pydantic resolves it at run time)
-from gemmserve_service.http.requests.strict_json import parse_object, validate
+from gemmserve_service.http.requests.strict_json import parse_object, read_json, too_large, validate
 from gemmserve_service.http.routes.common import (
     JobPath,
     PageQuery,
@@ -24,7 +26,6 @@ from gemmserve_service.http.routes.common import (
     caller_of,
     core_of,
     page_headers,
-    read_json,
     render,
     server_timing,
     view_of,
@@ -46,8 +47,10 @@ from gemmserve_service.schemas import (
     JobPage,
     JobRequest,
     JobState,
+    JobStates,
     ProgramJob,
     SeveralJobs,
+    StatesQuestion,
     Step,
 )
 
@@ -64,6 +67,9 @@ router = APIRouter(tags=["jobs"], default_response_class=Response)
 MAX_BODY = 1 << 20
 KEEP_ALIVE_S = 15.0
 """Proxies close a silent connection after 60 s (nginx's proxy_read_timeout); a quarter of that."""
+
+_MAX_QUESTION: Final = 16 << 10
+_QUESTION: Final = "a question for the states of jobs"
 
 _REQUEST: TypeAdapter[GemmJob | GemmReduceJob | ProgramJob] = TypeAdapter(JobRequest)
 _STEP: TypeAdapter[AnyStep] = TypeAdapter(Step)
@@ -308,6 +314,94 @@ async def look(core: Core, job_id: str, wait_s: float, owner: str) -> Response:
     wait_s = min(wait_s, core.settings.max_wait_s)
     info = await (core.jobs.wait(job_id, wait_s, owner=owner) if wait_s > 0 else core.jobs.get(job_id, owner=owner))
     return _render_job(info)
+
+
+@router.post(
+    "/v1/job-states",
+    summary="States of several jobs",
+    responses={
+        200: doc.model(JobStates, "The jobs now."),
+        **doc.problems(
+            "other-cell", "malformed-json", "invalid-request", "too-large", "unsupported-media-type",
+            "parameter-invalid",
+        ),
+    },
+    openapi_extra=doc.json_body(
+        StatesQuestion,
+        examples={
+            "now": {"ids": ["job_01jd2w7m4h8k3n5p6q9r0s1t2v", "job_01jd2w7n5j9m4p6q7r0s1t2v3w"]},
+            "once the first is final": {
+                "ids": ["job_01jd2w7m4h8k3n5p6q9r0s1t2v", "job_01jd2w7n5j9m4p6q7r0s1t2v3w"],
+                "wait": 30,
+            },
+        },
+    ),
+)  # fmt: skip
+async def several_states(request: Request, query: Annotated[ViewQuery, Query()]) -> Response:
+    """The jobs as they are, in the order of their ids; with `wait` once the first of them is final, or after that time.
+    By it a client that has many jobs hears of all that are done while it waits for the oldest. It needs the scope read
+    alone, and may be repeated.
+
+    Of several cells each answers for its own jobs: ids that are all one other cell's are sent on to it (307), of mixed
+    ones those of other cells come back as `elsewhere`.
+    """
+    core, owner = core_of(request), view_of(request, query)
+    asked = parsed_question(await read_json(request, _MAX_QUESTION, _QUESTION))
+    ids, elsewhere = check_ids(core.cells, request, asked.ids)
+    return await answer_states(core, ids, asked.wait, owner, elsewhere)
+
+
+def parsed_question(body: bytes | bytearray) -> StatesQuestion:
+    """The question. Raises MalformedJson, InvalidParameters, TooLarge."""
+    if len(body) > _MAX_QUESTION:
+        raise too_large(_MAX_QUESTION, _QUESTION)
+    question: StatesQuestion = validate(StatesQuestion, parse_object(body))
+    return question
+
+
+async def answer_states(
+    core: Core, ids: Sequence[str], wait_s: float, owner: str, elsewhere: Sequence[str] = ()
+) -> Response:
+    """Return the jobs of those ids that `owner` sees, once the first is final, after `wait_s` at most."""
+    if wait_s > 0:
+        await core.jobs.wait_until_over(ids[0], min(wait_s, core.settings.max_wait_s), owner=owner)
+    pieces: list[str] = []
+    missing: list[str] = []
+    turns = Turns()
+    for job_id in ids:
+        piece = _in_memory(core, job_id, owner)
+        if piece is None:
+            with contextlib.suppress(NotFound, Gone):
+                piece = brief_json(await core.jobs.get(job_id, owner=owner))
+        if piece is None:
+            missing.append(job_id)
+        else:
+            pieces.append(piece)
+        await turns.pause()
+    return Response(
+        _states(pieces, missing, elsewhere), headers={"Cache-Control": "no-store"}, media_type="application/json"
+    )
+
+
+def answer_states_now(core: Core, ids: Sequence[str], owner: str) -> bytes | None:
+    """The same answer where all of the jobs are in memory; None: they are not."""
+    pieces: list[str] = []
+    for job_id in ids:
+        piece = _in_memory(core, job_id, owner)
+        if piece is None:
+            return None
+        pieces.append(piece)
+    return _states(pieces, (), ()).encode()
+
+
+def _in_memory(core: Core, job_id: str, owner: str) -> str | None:
+    job = core.jobs.in_memory(job_id, owner)
+    return None if job is None or (isinstance(job, LiveJob) and job.refused is not None) else brief_json(job)
+
+
+def _states(pieces: Sequence[str], missing: Sequence[str], elsewhere: Sequence[str]) -> str:
+    lists = [",".join(f'"{each}"' for each in ids) for ids in (missing, elsewhere)]
+    return f'{{"jobs":[{",".join(pieces)}],"missing":[{lists[0]}],"elsewhere":[{lists[1]}]}}'
 
 
 @router.get(

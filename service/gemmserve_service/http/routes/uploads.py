@@ -14,8 +14,8 @@ from gemmserve_service.errors import BodyTooLong, CompletedUpload, UnsupportedMe
 from gemmserve_service.http.headers.digests import parse_content_digest
 from gemmserve_service.http.openapi import documentation as doc
 from gemmserve_service.http.problems import problem_response
-from gemmserve_service.http.requests.body import RequestBody
-from gemmserve_service.http.requests.ingest import content_length, declare, media_type_of
+from gemmserve_service.http.requests.body import RequestBody, media_type_of
+from gemmserve_service.http.requests.ingest import content_length, declare
 from gemmserve_service.http.requests.queries import Integer  # noqa: TC001 (FastAPI resolves it at run time)
 from gemmserve_service.http.routes.arrays import UploadQuery  # noqa: TC001 (FastAPI resolves it at run time)
 from gemmserve_service.http.routes.common import ViewQuery, caller_of, core_of, render, view_of

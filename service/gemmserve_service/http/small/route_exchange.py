@@ -15,7 +15,7 @@ from gemmserve_service.errors import ServiceError
 from gemmserve_service.http.headers.preferences import NO_PREFERENCE
 from gemmserve_service.http.problems import problem_response
 from gemmserve_service.http.protocol.response_writer import field_lines
-from gemmserve_service.http.routes import arrays, deletions, job_states, jobs
+from gemmserve_service.http.routes import arrays, deletions, jobs
 from gemmserve_service.http.small.base_exchange import Exchange
 from gemmserve_service.jobs.live_jobs import LiveJob
 from gemmserve_service.runtime.tracing.spans import REQUEST
@@ -174,11 +174,11 @@ class WaitingExchange(RouteExchange):
 
     def wait(self, job: LiveJob | JobInfo | Ended, asked_s: float, seen: Callable[[], None]) -> None:
         """Call `seen()` when a job is over, or was waited for long enough."""
-        jobs, settings = self._path.core.jobs, self._path.core.settings
-        wait_s = min(asked_s, settings.max_wait_s)
+        core = self._path.core
+        wait_s = min(asked_s, core.settings.max_wait_s)
         self._taking = True
         if wait_s > 0 and isinstance(job, LiveJob):
-            jobs.when_over(job, wait_s, partial(self._told, seen))
+            core.jobs.when_over(job, wait_s, partial(self._told, seen))
         else:
             self._told(seen)
         self._taking = False
@@ -225,7 +225,7 @@ class StatesExchange(WaitingExchange):
         """Begin the answer."""
         core, owner = self._path.core, self._scope["state"]["caller"].owner
         try:
-            self._question = job_states.parsed(body[self._start :])
+            self._question = jobs.parsed_question(body[self._start :])
         except Exception as error:
             self._fail(error)
             self.protocol.loop.call_soon(self.answer)
@@ -240,7 +240,7 @@ class StatesExchange(WaitingExchange):
         """Called when the first job is over, or was waited for long enough."""
         owner = self._scope["state"]["caller"].owner
         try:
-            body = job_states.answer_now(self._path.core, self._question.ids, owner)
+            body = jobs.answer_states_now(self._path.core, self._question.ids, owner)
         except Exception as error:
             self._fail(error)
         else:
@@ -254,7 +254,7 @@ class StatesExchange(WaitingExchange):
     async def respond(self, body: bytes, owner: str) -> Response:  # noqa: ARG002
         """Return the jobs."""
         wait_s = 0.0 if self._waited else self._question.wait
-        return await job_states.answer(self._path.core, self._question.ids, wait_s, owner)
+        return await jobs.answer_states(self._path.core, self._question.ids, wait_s, owner)
 
 
 class ArrayExchange(RouteExchange):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gemmserve.wire import MAX_STATES
-from gemmserve_service.http.routes import job_states
+from gemmserve_service.http.routes import jobs
 
 NPY = {"Content-Type": "application/x-npy"}
 UNKNOWN = "job_" + "0" * 26
@@ -135,7 +135,7 @@ async def test_a_question_that_is_none(client, problem, body):
         (b"", "application/json", 400, "malformed-json"),
         (b'{"ids": ["job_00000000000000000000000000"], "wait": NaN}', "application/json", 400, "malformed-json"),
         (b"{}", "text/plain", 415, "unsupported-media-type"),
-        (b'{"ids": ["%s"]}' % (b"a" * job_states.MAX_BODY), "application/json", 413, "too-large"),
+        (b'{"ids": ["%s"]}' % (b"a" * jobs._MAX_QUESTION), "application/json", 413, "too-large"),
     ],
 )
 async def test_bodies(client, problem, content, kind, status, slug):

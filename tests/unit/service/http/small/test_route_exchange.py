@@ -753,7 +753,7 @@ def test_an_error_while_states_are_told_is_a_500(raw, job, monkeypatch):
     def fail(*_):
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("gemmserve_service.http.routes.job_states.answer_now", fail)
+    monkeypatch.setattr("gemmserve_service.http.routes.jobs.answer_states_now", fail)
     ask_states(raw, job_id)
     assert raw.answer()[0] == 500
     monkeypatch.undo()
