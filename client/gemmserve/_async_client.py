@@ -212,7 +212,7 @@ class AsyncClient(ClientBase[AsyncIO, httpx.AsyncBaseTransport], LinearAlgebra):
         try:
             while (numbers := await self._run(products.next())) is not None:
                 for number in numbers:
-                    outcome = products.take(number)
+                    outcome = products.take()
                     result: Any = outcome
                     if not isinstance(outcome, APIError):
                         try:

@@ -276,7 +276,7 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport], LinearAlgebra):
         try:
             while (numbers := self._run(products.next())) is not None:
                 for number in numbers:
-                    outcome = products.take(number)
+                    outcome = products.take()
                     result: Any = outcome
                     if not isinstance(outcome, APIError):
                         try:

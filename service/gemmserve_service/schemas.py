@@ -102,11 +102,13 @@ _KEPT: Final = r"^[A-Za-z][A-Za-z0-9_-]{0,63}(\.[a-z]{1,16})?$"
 ValueName = Annotated[str, Field(pattern=_KEPT, examples=["x2", "y.absmax"])]
 Whole = Annotated[int, Field(ge=-MAX_REACH, le=MAX_REACH)]
 Extent = Annotated[int, Field(ge=0, le=MAX_REACH)]
-JobId = Annotated[str, Field(pattern=rf"^job_{_DIGITS}$", examples=["job_01jd2w7m4h8k3n5p6q9r0s1t2v"])]
+_JOB: Final = rf"^job_{_DIGITS}$"
+JobId = Annotated[str, Field(pattern=_JOB, examples=["job_01jd2w7m4h8k3n5p6q9r0s1t2v"])]
 
 _OF_NAMES: Final = "letters, digits and _ . : / @ + -, of which the first is a letter, a digit or _"
 PATTERNS: Final[dict[str, str]] = {
     _ARRAY: "the id of an array, arr_ and 26 digits and small letters",
+    _JOB: "the id of a job, job_ and 26 digits and small letters",
     _NAME: f"1 to 128 {_OF_NAMES}",
     _LABEL_KEY: f"1 to 63 {_OF_NAMES}",
     _LABEL_VALUE: "up to 128 printable characters of ASCII",
@@ -703,6 +705,7 @@ class StatesQuestion(Strict):
     wait: float = Field(
         0, ge=0, le=86_400, description="seconds to wait for the first one to be final; the server's setting caps it"
     )
+    final: bool = Field(default=False, description="of those behind the first, only those that are final are told of")
 
 
 class JobStates(BaseModel):

@@ -279,6 +279,8 @@ class FakeService:
         if "wait" in asked:
             for job in known:
                 self._advance(job)
+        if asked.get("final"):
+            known = [job for job in known if job["id"] == asked["ids"][0] or job["state"] not in {"queued", "running"}]
         told = [{name: value for name, value in self._job(job).items() if name != "request"} for job in known]
         missing = [job_id for job_id in asked["ids"] if job_id not in self.jobs]
         return httpx.Response(200, json={"jobs": told, "missing": missing, "elsewhere": []})

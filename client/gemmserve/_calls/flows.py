@@ -379,6 +379,24 @@ class Flows:
             yield from self.abandon([Submitted(jobs, key, infos or [])])
             raise
 
+    def ended(self, last: JobInfo, waiting: Sequence[JobInfo]) -> Flow[Sequence[JobInfo] | None]:
+        """States of jobs of which some have ended: `last`, as a rule, and those of the `waiting` ones that have by
+        then. None: the server does not tell of several, or has forgotten them.
+        """
+        asked = [last.id, *(info.id for info in waiting if info.id != last.id)][: wire.MAX_STATES]
+        quick = 0
+        while self.outstanding.supported:
+            began = self.clock()
+            states = yield from self._states(asked, LONG_POLL_S, None)
+            if not states or states[0].id != last.id:
+                return None
+            if any(state.final for state in states):
+                return states
+            if self.clock() - began < LONG_POLL_S / 2:
+                quick += 1
+                yield Pause(min(1.0, 0.01 * 2.0 ** min(quick, 10)))
+        return None
+
     def gather(self, submitted: Submitted) -> Flow[Sequence[JobInfo]]:
         """The jobs once all of them are final: what they were submitted with is sent again, which the key makes a
         question.
@@ -587,21 +605,24 @@ class Flows:
         """The job once it is final, or after `wait_s`. Others that are outstanding are told of by the same exchange."""
         asked = [info.id, *self.outstanding.ask(info.id)]
         try:
-            if len(asked) > 1:
-                try:
-                    states = yield from self.call(requests.job_states(asked, wait_s=wait_s), deadline=deadline)
-                except _errors.APIError as error:
-                    if error.status not in _NO_ROUTE:
-                        raise
-                    self.outstanding.supported = False
-                else:
-                    for state in states:
-                        self.outstanding.learn(state)
-                    if states and states[0].id == info.id:
-                        return with_request(states[0], info)
+            states = (yield from self._states(asked, wait_s, deadline)) if len(asked) > 1 else None
+            for state in states or ():
+                self.outstanding.learn(state)
+            if states and states[0].id == info.id:
+                return with_request(states[0], info)
             return (yield from self.call(requests.job_info(info.id, wait_s=wait_s), deadline=deadline))
         finally:
             self.outstanding.asked(asked)
+
+    def _states(self, ids: Sequence[str], wait_s: float, deadline: float | None) -> Flow[list[JobInfo] | None]:
+        """Those jobs that the server knows, as `requests.job_states` has them; None: it does not tell of several."""
+        try:
+            return (yield from self.call(requests.job_states(ids, wait_s=wait_s), deadline=deadline))
+        except _errors.APIError as error:
+            if error.status not in _NO_ROUTE:
+                raise
+            self.outstanding.supported = False
+            return None
 
     def _poll(self, deadline: float | None) -> float:
         return LONG_POLL_S if deadline is None else max(0.0, min(LONG_POLL_S, deadline - self.clock()))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from gemmserve import _errors
@@ -27,14 +28,61 @@ _OF_SERVER: Final = (_errors.Overloaded, _errors.StoreFull, _errors.Unauthorized
 _DONE: Final[Any] = object()
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """Products that were submitted together, and those among them that were refused."""
+_BRIEF_S: Final = 0.01
+_LONG_S: Final = 0.02
+"""Seconds that an exchange for results takes as a rule: where it took less, the next one is for twice as many, where it
+took more, for half as many."""
 
-    expected: dict[int, Expected]
-    """Functions that return what their results are, by their numbers."""
-    submitted: Submitted
-    refused: dict[int, _errors.APIError]
+
+class _Chunk:
+    """Products that were submitted together, and those among them that were refused, in order."""
+
+    def __init__(
+        self, expected: Mapping[int, Expected], submitted: Submitted, refused: Mapping[int, _errors.APIError]
+    ) -> None:
+        """`expected`: functions that return what the results are, by the products' numbers."""
+        self.submitted = submitted
+        self._expected = expected
+        self._jobs = dict(zip(expected, submitted.jobs, strict=True))
+        self._infos = dict(zip(expected, submitted.infos, strict=True))
+        self._refused = refused
+        self._left = deque(sorted([*expected, *refused]))
+
+    @property
+    def left(self) -> int:
+        """Outcomes that were not taken."""
+        return len(self._left)
+
+    def ready(self) -> list[int]:
+        """The numbers of the products whose turn it is, and whose outcomes are there."""
+        return [*takewhile(lambda n: n in self._refused or self._infos[n].final, self._left)]
+
+    def waiting(self) -> list[JobInfo]:
+        """The jobs that are not final, as they were seen last."""
+        return [self._infos[n] for n in self._left if n not in self._refused and not self._infos[n].final]
+
+    def learn(self, infos: Iterable[JobInfo]) -> None:
+        """Note states of jobs."""
+        told = {info.id: info for info in infos}
+        for n, known in self._infos.items():
+            if not known.final and (info := told.get(known.id)) is not None:
+                self._infos[n] = replace(info, fields={**info.fields, "request": self._jobs[n]})
+
+    def replace(self, infos: Iterable[JobInfo]) -> None:
+        """Take these for the jobs: those that have not ended may have been made anew."""
+        for n, info in zip(self._infos, infos, strict=True):
+            if not self._infos[n].final:
+                self._infos[n] = info
+
+    def take(self) -> Outcome:
+        """The outcome of the product whose turn it is."""
+        n = self._left.popleft()
+        return self._refused[n] if n in self._refused else (self._infos[n], self._expected[n])
+
+    def untaken(self) -> Submitted:
+        """The jobs whose outcomes were not taken."""
+        left = [n for n in self._left if n not in self._refused]
+        return Submitted([self._jobs[n] for n in left], self.submitted.key, [self._infos[n] for n in left])
 
 
 class Mapped:
@@ -56,10 +104,8 @@ class Mapped:
         self._chunks = max(2, in_flight // self._size)
         self._return = errors == "return"
         self._pending: deque[_Chunk] = deque()
-        self._outcomes: dict[int, Outcome] = {}
-        """Outcomes of the products that are done, which are not taken yet."""
-        self._untaken: dict[int, tuple[Mapping[str, Any], JobInfo]] = {}
-        """Those among them that are jobs, with what they were submitted with."""
+        self._stride = 1
+        """Jobs in a row for whose ends an exchange waits."""
         self._over = False
         self._error: Exception | None = None
         """Error that has ended the products."""
@@ -67,45 +113,66 @@ class Mapped:
         """Number of the product in whose place it is raised."""
 
     def next(self) -> Flow[list[int] | None]:
-        """The numbers of the next products that are done, whose outcomes are to be taken; None: there are no more. The
-        products after them are submitted before it returns. Raises what ended them.
+        """The numbers of the next products that are done, whose outcomes are to be taken, all of them, in order; None:
+        there are no more. What comes after them is submitted before it returns. Raises what ended them.
         """
-        yield from self._fill()
-        if not self._pending:
-            if self._error is not None:
-                raise self._error
-            return None
-        chunk = self._pending[0]
-        infos = yield from self._flows.gather(chunk.submitted)
-        self._pending.popleft()
-        ended = zip(chunk.submitted.jobs, infos, strict=True)
-        self._untaken = dict(zip(chunk.expected, ended, strict=True))
-        done = zip(infos, chunk.expected.values(), strict=True)
-        self._outcomes = {**chunk.refused, **dict(zip(chunk.expected, done, strict=True))}
-        yield from self._fill()
-        return [n for n in sorted(self._outcomes) if self._error is None or n < self._stop]
+        while True:
+            while self._pending and not self._pending[0].left:
+                self._pending.popleft()
+            yield from self._fill()
+            if not self._pending:
+                if self._error is not None:
+                    raise self._error
+                return None
+            chunk = self._pending[0]
+            while not (ready := chunk.ready()):
+                yield from self._wait(chunk)
+            if len(ready) == chunk.left:
+                yield from self._fill(done=1)
+            if numbers := [n for n in ready if self._error is None or n < self._stop]:
+                return numbers
+            self._pending.popleft()  # what it has left is behind what ended them
 
-    def take(self, number: int) -> Outcome:
-        """The outcome of a product that `next` named: a final job with what its results are, which are the caller's
-        from now on, or an error.
+    def take(self) -> Outcome:
+        """The outcome of the first product that `next` named and that was not taken: a final job with what its results
+        are, which are the caller's from now on, or an error.
         """
-        self._untaken.pop(number, None)
-        return self._outcomes.pop(number)
+        return self._pending[0].take()
 
     def close(self) -> Flow[None]:
         """Cancels the jobs that are not final, and deletes results that were not taken, but those with a name or
         labels; nothing in a forked child, which closes its copy of the iterator.
         """
-        if os.getpid() != self._process:
-            return
-        jobs, infos = zip(*self._untaken.values(), strict=True) if self._untaken else ((), ())
-        yield from self._flows.abandon([Submitted(jobs, "", infos), *(chunk.submitted for chunk in self._pending)])
+        if os.getpid() == self._process:
+            yield from self._flows.abandon([chunk.untaken() for chunk in self._pending])
 
-    def _fill(self) -> Flow[None]:
-        while len(self._pending) < self._chunks and not self._over:
+    def _wait(self, chunk: _Chunk) -> Flow[None]:
+        """Wait for the end of jobs whose turn it is: of so many in a row as end within some hundredths of a second, for
+        an exchange for each would take longer than short ones do.
+        """
+        waiting = chunk.waiting()
+        last = waiting[min(self._stride, len(waiting)) - 1]
+        began = self._flows.clock()
+        infos = yield from self._flows.ended(last, waiting)
+        spent_s = self._flows.clock() - began
+        if infos is None:
+            infos = yield from self._flows.gather(chunk.submitted)
+            chunk.replace(infos)
+            return
+        chunk.learn(infos)
+        if spent_s < _BRIEF_S:
+            self._stride = min(2 * self._stride, self._size)
+        elif spent_s > _LONG_S:
+            self._stride = max(self._stride // 2, 1)
+        if not chunk.ready():  # those behind the first were done sooner
+            self._stride = 1
+
+    def _fill(self, done: int = 0) -> Flow[None]:
+        """Submit what may be on the server beside chunks of which so many are done."""
+        while len(self._pending) - done < self._chunks and not self._over:
             asked, refused = self._take()
             chunk = yield from self._flows.with_temporaries(partial(self._submit, asked, refused))
-            if chunk.expected or chunk.refused:
+            if chunk.left:
                 self._pending.append(chunk)
 
     def _take(self) -> tuple[dict[int, Asked], dict[int, _errors.APIError]]:

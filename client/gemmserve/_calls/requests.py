@@ -325,8 +325,8 @@ def job_info(job_id: str, *, wait_s: float = 0.0) -> Request[JobInfo]:
 
 
 def job_states(ids: Sequence[str], *, wait_s: float = 0.0) -> Request[list[JobInfo]]:
-    """States of several jobs, without their requests, but for those that the server does not know; with `wait_s` once
-    the first of them is final, or after that time. May be repeated.
+    """The first of those jobs, and of the others those that are final, without their requests; less what the server
+    does not know. With `wait_s` once the first is final, or after that time. May be repeated.
     """
 
     def parse(value: Any) -> list[JobInfo]:
@@ -335,7 +335,7 @@ def job_states(ids: Sequence[str], *, wait_s: float = 0.0) -> Request[list[JobIn
             raise _errors.ProtocolError("the answer does not list jobs")
         return [JobInfo.parse(each) for each in listed]
 
-    question: dict[str, Any] = {"ids": list(ids)}
+    question: dict[str, Any] = {"ids": list(ids), "final": True}
     if wait_s > 0:
         question["wait"] = round(wait_s, 3)
     body = json_body(question)

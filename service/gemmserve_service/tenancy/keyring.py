@@ -185,7 +185,7 @@ def create_key(
         while key_id in keyring.keys:
             key_id, text = new_key()
         if owner is not None and owner not in keyring.owners:
-            raise UnknownKey(f"no owner {owner}")
+            raise UnknownKey(f"no owner {owner}: owners have ids, which `gemmserve keys list` shows")
         known = keyring.owners[owner] if owner is not None else Owner(name=name)
         update = {"weight": weight, "quota": quota}
         changed = known.model_copy(update={field: value for field, value in update.items() if value is not None})
@@ -220,7 +220,7 @@ def change_owner(data_dir: Path, owner_id: str, *, weight: float | None, quota: 
     with _changing(data_dir) as (keyring, save):
         owner = keyring.owners.get(owner_id)
         if owner is None:
-            raise UnknownKey(f"no owner {owner_id}")
+            raise UnknownKey(f"no owner {owner_id}: owners have ids, which `gemmserve keys list` shows")
         limits = Quota.model_validate(owner.quota.model_dump() | quota)
         changed = owner.model_copy(update={"quota": limits} | ({} if weight is None else {"weight": weight}))
         save(keyring.keys, keyring.owners | {owner_id: changed})

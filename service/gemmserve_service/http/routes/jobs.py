@@ -339,8 +339,8 @@ async def look(core: Core, job_id: str, wait_s: float, owner: str) -> Response:
 )  # fmt: skip
 async def several_states(request: Request, query: Annotated[ViewQuery, Query()]) -> Response:
     """The jobs as they are, in the order of their ids; with `wait` once the first of them is final, or after that time.
-    By it a client that has many jobs hears of all that are done while it waits for the oldest. It needs the scope read
-    alone, and may be repeated.
+    By it a client that has many jobs hears of all that are done while it waits for the oldest; with `final` of those
+    alone. It needs the scope read alone, and may be repeated.
 
     Of several cells each answers for its own jobs: ids that are all one other cell's are sent on to it (307), of mixed
     ones those of other cells come back as `elsewhere`.
@@ -348,7 +348,7 @@ async def several_states(request: Request, query: Annotated[ViewQuery, Query()])
     core, owner = core_of(request), view_of(request, query)
     asked = parsed_question(await read_json(request, _MAX_QUESTION, _QUESTION))
     ids, elsewhere = check_ids(core.cells, request, asked.ids)
-    return await answer_states(core, ids, asked.wait, owner, elsewhere)
+    return await answer_states(core, asked.model_copy(update={"ids": ids}), owner, elsewhere)
 
 
 def parsed_question(body: bytes | bytearray) -> StatesQuestion:
@@ -360,43 +360,50 @@ def parsed_question(body: bytes | bytearray) -> StatesQuestion:
 
 
 async def answer_states(
-    core: Core, ids: Sequence[str], wait_s: float, owner: str, elsewhere: Sequence[str] = ()
+    core: Core, question: StatesQuestion, owner: str, elsewhere: Sequence[str] = (), *, waits: bool = True
 ) -> Response:
-    """Return the jobs of those ids that `owner` sees, once the first is final, after `wait_s` at most."""
-    if wait_s > 0:
-        await core.jobs.wait_until_over(ids[0], min(wait_s, core.settings.max_wait_s), owner=owner)
+    """Return the jobs that `owner` sees, once the first is final or was waited for; not `waits`: as they are."""
+    ids = question.ids
+    if question.wait > 0 and waits and ids:
+        await core.jobs.wait_until_over(ids[0], min(question.wait, core.settings.max_wait_s), owner=owner)
     pieces: list[str] = []
     missing: list[str] = []
     turns = Turns()
-    for job_id in ids:
-        piece = _in_memory(core, job_id, owner)
-        if piece is None:
+    for number, job_id in enumerate(ids):
+        job = _in_memory(core, job_id, owner)
+        if job is None:
             with contextlib.suppress(NotFound, Gone):
-                piece = brief_json(await core.jobs.get(job_id, owner=owner))
-        if piece is None:
+                job = await core.jobs.get(job_id, owner=owner)
+        if job is None:
             missing.append(job_id)
-        else:
-            pieces.append(piece)
+        elif _is_told(job, question, number):
+            pieces.append(brief_json(job))
         await turns.pause()
-    return Response(
-        _states(pieces, missing, elsewhere), headers={"Cache-Control": "no-store"}, media_type="application/json"
-    )
+    text = _states(pieces, missing, elsewhere)
+    return Response(text, headers={"Cache-Control": "no-store"}, media_type="application/json")
 
 
-def answer_states_now(core: Core, ids: Sequence[str], owner: str) -> bytes | None:
+def answer_states_now(core: Core, question: StatesQuestion, owner: str) -> bytes | None:
     """The same answer where all of the jobs are in memory; None: they are not."""
     pieces: list[str] = []
-    for job_id in ids:
-        piece = _in_memory(core, job_id, owner)
-        if piece is None:
+    for number, job_id in enumerate(question.ids):
+        job = _in_memory(core, job_id, owner)
+        if job is None:
             return None
-        pieces.append(piece)
+        if _is_told(job, question, number):
+            pieces.append(brief_json(job))
     return _states(pieces, (), ()).encode()
 
 
-def _in_memory(core: Core, job_id: str, owner: str) -> str | None:
+def _in_memory(core: Core, job_id: str, owner: str) -> LiveJob | JobInfo | Ended | None:
     job = core.jobs.in_memory(job_id, owner)
-    return None if job is None or (isinstance(job, LiveJob) and job.refused is not None) else brief_json(job)
+    return None if isinstance(job, LiveJob) and job.refused is not None else job
+
+
+def _is_told(job: LiveJob | JobInfo | Ended, question: StatesQuestion, number: int) -> bool:
+    if not number or not question.final:
+        return True
+    return job.over if isinstance(job, LiveJob) else job.state.final
 
 
 def _states(pieces: Sequence[str], missing: Sequence[str], elsewhere: Sequence[str]) -> str:

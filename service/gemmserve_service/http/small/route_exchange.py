@@ -240,7 +240,7 @@ class StatesExchange(WaitingExchange):
         """Called when the first job is over, or was waited for long enough."""
         owner = self._scope["state"]["caller"].owner
         try:
-            body = jobs.answer_states_now(self._path.core, self._question.ids, owner)
+            body = jobs.answer_states_now(self._path.core, self._question, owner)
         except Exception as error:
             self._fail(error)
         else:
@@ -253,8 +253,7 @@ class StatesExchange(WaitingExchange):
 
     async def respond(self, body: bytes, owner: str) -> Response:  # noqa: ARG002
         """Return the jobs."""
-        wait_s = 0.0 if self._waited else self._question.wait
-        return await jobs.answer_states(self._path.core, self._question.ids, wait_s, owner)
+        return await jobs.answer_states(self._path.core, self._question, owner, waits=not self._waited)
 
 
 class ArrayExchange(RouteExchange):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,111 @@ async def test_map_waits_and_does_not_spin(connected, service, clock, random_com
     asked = [{"op": "gemm", "a": remote, "b": remote}] * 4
     assert len([result async for result in each(connected.map(asked))]) == 4
     assert clock.slept
+
+
+def slow(service, number, polls):
+    """Has the job of that number take so many polls."""
+    list(service.jobs.values())[number]["polls"] = polls
+
+
+async def test_results_come_as_they_are_done(connected, service, random_complex) -> None:
+    """Not when all are that were submitted together."""
+    remote = await done(connected.put(random_complex(2, 2)))
+    service.polls_until_done = 10**9
+    service.script += [None, lambda _: slow(service, 0, 0), lambda _: slow(service, 1, 0)]
+    results = each(connected.map([{"op": "gemm", "a": remote, "b": remote}] * 8, in_flight=16))
+    await anext(results)
+    assert [job["state"] for job in service.jobs.values()] == ["succeeded"] + ["queued"] * 7
+    await anext(results)
+    assert [job["state"] for job in service.jobs.values()] == ["succeeded"] * 2 + ["queued"] * 6
+    await results.aclose()
+
+
+async def test_what_is_done_before_its_turn_waits_for_it(connected, service, random_complex) -> None:
+    a = random_complex(2, 2)
+    remote = await done(connected.put(a))
+
+    def odd_ones_later(_):
+        for number in range(1, 12, 2):
+            slow(service, number, 3)
+
+    service.script += [None, odd_ones_later]
+    asked = [{"op": "gemm", "a": remote, "b": remote, "alpha": number} for number in range(12)]
+    found = [await done(result.numpy()) async for result in each(connected.map(asked, in_flight=24))]
+    np.testing.assert_allclose(found, [number * (a @ a) for number in range(12)], rtol=1e-5)
+
+
+def test_short_products_are_told_of_many_at_a_time(client, service, random_complex) -> None:
+    """Each exchange that took next to no time is followed by one for twice as many."""
+    remote = client.put(random_complex(2, 2))
+
+    def ends(request):
+        """Has those end alone that are waited for."""
+        names, asked = list(service.jobs), json.loads(request.content)
+        for name in names[: names.index(asked["ids"][0]) + 1]:
+            service.jobs[name]["polls"] = 0
+
+    service.polls_until_done = 10**9
+    service.script += [None, *[ends] * 6]
+    assert len(list(client.map([{"op": "gemm", "a": remote, "b": remote}] * 63, in_flight=126))) == 63
+    assert service.calls.count("POST /v1/job-states") == 6, "1 + 2 + 4 + 8 + 16 + 32"
+
+
+@pytest.mark.parametrize("status", [403, 404, 405])
+async def test_a_server_that_tells_of_one_job_alone(connected, service, random_complex, status) -> None:
+    remote = await done(connected.put(random_complex(2, 2)))
+    service.polls_until_done = 2
+    refused = {403: "forbidden", 404: "not-found", 405: "method-not-allowed"}[status]
+    service.script += [None, None, problem(status, refused)]
+    found, error = await given(connected.map([{"op": "gemm", "a": remote, "b": remote}] * 9, in_flight=6))
+    assert (len(found), error) == (9, None)
+    assert service.calls.count("POST /v1/job-states") == 1
+
+
+async def test_jobs_that_the_server_has_forgotten_are_asked_for_by_their_key(
+    connected, service, random_complex
+) -> None:
+    """As after the loss of its data: the same products are made again."""
+    remote = await done(connected.put(random_complex(2, 2)))
+    service.polls_until_done = 2
+
+    def forget(_):
+        service.jobs.clear()
+        service.keys.clear()
+
+    service.script += [None, forget]
+    found, error = await given(connected.map([{"op": "gemm", "a": remote, "b": remote}] * 4, in_flight=8))
+    assert (len(found), error) == (4, None)
+
+
+async def test_a_server_that_answers_early_is_not_asked_without_a_pause(
+    connected, service, random_complex, clock
+) -> None:
+    remote = await done(connected.put(random_complex(2, 2)))
+    service.polls_until_done = 9
+    assert len([x async for x in each(connected.map([{"op": "gemm", "a": remote, "b": remote}] * 3))]) == 3
+    assert len(clock.slept) == 9
+
+
+async def test_the_next_are_on_the_server_while_results_are_taken(connected, service, random_complex) -> None:
+    remote = await done(connected.put(random_complex(2, 2)))
+    results = each(connected.map(({"op": "gemm", "a": remote, "b": remote} for _ in iter(int, 1)), in_flight=8))
+    for taken in range(1, 13):
+        await anext(results)
+        assert len(service.jobs) >= taken + 7
+        assert len(service.jobs) <= taken + 11
+    await results.aclose()
+
+
+async def test_what_is_refused_behind_the_end_is_not_given(connected, service, random_complex) -> None:
+    """The server takes no more than the first of a chunk whose last was refused here."""
+    remote = await done(connected.put(random_complex(2, 2)))
+    good, bad = {"op": "gemm", "a": remote, "b": remote}, {"op": "gemm", "a": np.eye(2), "b": np.eye(3)}
+    full = problem(507, "store-full", "no room", item=2)
+    service.script.append(full)
+    found, error = await given(connected.map([good, good, good, bad], in_flight=8, errors="return"))
+    assert kinds(found) == ["RemoteArray"] * 2
+    assert isinstance(error, gemmserve.StoreFull)
 
 
 @pytest.mark.parametrize("errors", ["raise", "return"])

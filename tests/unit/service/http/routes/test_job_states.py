@@ -83,6 +83,18 @@ async def test_the_first_one_is_waited_for_and_no_other(core, submit, states, sp
     assert [job["state"] for job in told["jobs"][:2]] == ["succeeded"] * 2
 
 
+async def test_of_the_others_those_alone_that_are_final(submit, states, spy, forgotten):
+    done = await submit(3, prefer="wait=60")
+    spy.hold = True
+    held = [(await submit(1))[0] for _ in range(2)]
+    for _ in range(2):
+        told = await states(ids=[held[0], done[0], held[1], *done[1:], UNKNOWN], final=True)
+        assert [job["id"] for job in told["jobs"]] == [held[0], *done]
+        assert told["missing"] == [UNKNOWN]
+        forgotten()
+    spy.release()
+
+
 async def test_the_setting_caps_the_wait(core, submit, states, monkeypatch):
     waits = []
 

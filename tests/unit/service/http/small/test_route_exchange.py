@@ -725,7 +725,8 @@ def test_the_answers_about_states_are_the_app_s(live, raw, job, looks):
     unknown = "job_" + "0" * 26
     cases = [
         {"ids": [done]}, {"ids": [done, forgotten, unknown]}, {"ids": [done, forgotten], "wait": 1},
-        {"ids": [forgotten], "wait": 1}, {"ids": [unknown]}, {"ids": []}, {"ids": ["x"]}, {"ids": [done], "x": 1}, b"{",
+        {"ids": [forgotten], "wait": 1, "final": True}, {"ids": [unknown]}, {"ids": []}, {"ids": ["x"]},
+        {"ids": [done], "x": 1}, b"{",
         b'{"ids": ["%s"]}' % (b"x" * (16 << 10)),
     ]  # fmt: skip
     del looks[:]
