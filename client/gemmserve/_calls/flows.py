@@ -379,23 +379,15 @@ class Flows:
             yield from self.abandon([Submitted(jobs, key, infos or [])])
             raise
 
-    def ended(self, last: JobInfo, waiting: Sequence[JobInfo]) -> Flow[Sequence[JobInfo] | None]:
-        """States of jobs of which some have ended: `last`, as a rule, and those of the `waiting` ones that have by
-        then. None: the server does not tell of several, or has forgotten them.
+    def ended(self, last: JobInfo, waiting: Sequence[JobInfo], wait_s: float) -> Flow[Sequence[JobInfo] | None]:
+        """State of `last` once it is final, or after `wait_s`, and those of the `waiting` ones that are final by then.
+        None: the server does not tell of several, or has forgotten them.
         """
+        if not self.outstanding.supported:
+            return None
         asked = [last.id, *(info.id for info in waiting if info.id != last.id)][: wire.MAX_STATES]
-        quick = 0
-        while self.outstanding.supported:
-            began = self.clock()
-            states = yield from self._states(asked, LONG_POLL_S, None)
-            if not states or states[0].id != last.id:
-                return None
-            if any(state.final for state in states):
-                return states
-            if self.clock() - began < LONG_POLL_S / 2:
-                quick += 1
-                yield Pause(min(1.0, 0.01 * 2.0 ** min(quick, 10)))
-        return None
+        states = yield from self._states(asked, wait_s, None)
+        return states if states and states[0].id == last.id else None
 
     def gather(self, submitted: Submitted) -> Flow[Sequence[JobInfo]]:
         """The jobs once all of them are final: what they were submitted with is sent again, which the key makes a

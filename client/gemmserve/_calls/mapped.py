@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from gemmserve import _errors
 from gemmserve._calls.flows import TOGETHER, Submitted, expected_of, filled, sampled, submission_of
+from gemmserve._calls.requests import LONG_POLL_S, Pause
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -27,11 +28,12 @@ _OF_SERVER: Final = (_errors.Overloaded, _errors.StoreFull, _errors.Unauthorized
 
 _DONE: Final[Any] = object()
 
-
 _BRIEF_S: Final = 0.01
 _LONG_S: Final = 0.02
 """Seconds that an exchange for results takes as a rule: where it took less, the next one is for twice as many, where it
 took more, for half as many."""
+_PATIENCE_S: Final = 0.05
+"""Seconds after which one for several comes back whatever is done: those that come may take much longer."""
 
 
 class _Chunk:
@@ -106,6 +108,8 @@ class Mapped:
         self._pending: deque[_Chunk] = deque()
         self._stride = 1
         """Jobs in a row for whose ends an exchange waits."""
+        self._early = 0
+        """Exchanges in a row that came back before their time with nothing."""
         self._over = False
         self._error: Exception | None = None
         """Error that has ended the products."""
@@ -152,20 +156,24 @@ class Mapped:
         """
         waiting = chunk.waiting()
         last = waiting[min(self._stride, len(waiting)) - 1]
+        wait_s = LONG_POLL_S if self._stride == 1 else _PATIENCE_S
         began = self._flows.clock()
-        infos = yield from self._flows.ended(last, waiting)
+        infos = yield from self._flows.ended(last, waiting, wait_s)
         spent_s = self._flows.clock() - began
         if infos is None:
             infos = yield from self._flows.gather(chunk.submitted)
             chunk.replace(infos)
             return
         chunk.learn(infos)
-        if spent_s < _BRIEF_S:
+        if not chunk.ready():  # those behind the first were done sooner, or none is
+            self._stride = 1
+        elif spent_s < _BRIEF_S:
             self._stride = min(2 * self._stride, self._size)
         elif spent_s > _LONG_S:
             self._stride = max(self._stride // 2, 1)
-        if not chunk.ready():  # those behind the first were done sooner
-            self._stride = 1
+        self._early = 0 if any(info.final for info in infos) or spent_s > wait_s / 2 else self._early + 1
+        if self._early:  # the server does not wait so long: do not spin
+            yield Pause(min(1.0, 0.01 * 2.0 ** min(self._early, 10)))
 
     def _fill(self, done: int = 0) -> Flow[None]:
         """Submit what may be on the server beside chunks of which so many are done."""

@@ -119,6 +119,25 @@ def test_short_products_are_told_of_many_at_a_time(client, service, random_compl
     assert service.calls.count("POST /v1/job-states") == 6, "1 + 2 + 4 + 8 + 16 + 32"
 
 
+def test_long_products_behind_short_ones_are_not_waited_for_together(client, service, random_complex) -> None:
+    remote = client.put(random_complex(2, 2))
+
+    def some_are_long(_):
+        for number in range(20, 64):
+            slow(service, number, 10**9)
+
+    service.script += [None, some_are_long]
+    results = client.map([{"op": "gemm", "a": remote, "b": remote}] * 64, in_flight=128)
+    for _ in range(20):
+        next(results)
+    service.script += [None, lambda _: slow(service, 20, 0)]
+    next(results)
+    asked = [json.loads(each.content) for each in service.requests if each.url.path == "/v1/job-states"]
+    names = list(service.jobs)
+    assert [(names.index(each["ids"][0]), each["wait"] > 1) for each in asked] == [(0, True), (21, False), (20, True)]
+    results.close()
+
+
 @pytest.mark.parametrize("status", [403, 404, 405])
 async def test_a_server_that_tells_of_one_job_alone(connected, service, random_complex, status) -> None:
     remote = await done(connected.put(random_complex(2, 2)))
