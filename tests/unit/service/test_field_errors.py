@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from gemmserve_service.errors import InvalidParameters
 from gemmserve_service.field_errors import message_of
 from gemmserve_service.http.requests.strict_json import validate
-from gemmserve_service.schemas import PATTERNS, STEP_OPS, VALUE, VIEW, Deletion, JobRequest, SeveralJobs
+from gemmserve_service.schemas import PATTERNS, STEP_OPS, VALUE, VIEW, Deletion, JobRequest, SeveralJobs, StatesQuestion
 
 ARRAY = "arr_01jd2w7m4h8k3n5p6q9r0s1t2v"
 JOB = {"op": "gemm", "a": ARRAY, "b": ARRAY}
@@ -78,7 +78,8 @@ def patterns(schema) -> set[str]:
 
 
 def test_every_pattern_has_its_words() -> None:
-    found = patterns(SeveralJobs.model_json_schema()) | patterns(Deletion.model_json_schema())
+    models = (SeveralJobs, Deletion, StatesQuestion)
+    found = set().union(*(patterns(model.model_json_schema()) for model in models))
     assert found == set(PATTERNS)
 
 
