@@ -22,6 +22,8 @@ from gemmserve import Client
 
 PATIENCE_S = 300.0
 DELETED_AT_ONCE = 64
+STREAM_IN_FLIGHT = 32
+"""Large products of a stream at a time: their results, of half a GiB, are not to fill a device before they are deleted."""
 REPEATED_ROWS = 256
 ROUNDING = 2.0**-20
 """Error that an element of a product may have, over the sum of its terms' sizes: 16 units of single precision."""
@@ -91,8 +93,10 @@ def jobs(client, command):
 
 def mapped(client, command):
     """Run products of resident `pairs` by `Client.map`, until `count` of them are asked for or `seconds` are over;
-    results are deleted as they come, many by a request.
+    results are deleted as they come, many by a request. `in_flight`: how many there are at a time (default: the SDK's).
     """
+    more = {"in_flight": command["in_flight"]} if "in_flight" in command else {}
+    together = min([DELETED_AT_ONCE, *(count // 4 for count in more.values())])
     pairs = itertools.cycle([[client.array(array_id) for array_id in pair] for pair in command["pairs"]])
     most, seconds = command.get("count"), command.get("seconds")
     began = time.monotonic()
@@ -106,10 +110,10 @@ def mapped(client, command):
             yield {"op": "gemm", "a": a, "b": b}
 
     done, old = 0, []
-    for result in client.map(asked()):
+    for result in client.map(asked(), **more):
         done += 1
         old.append(result)
-        if len(old) >= DELETED_AT_ONCE:
+        if len(old) >= together:
             client.delete(old)
             old = []
     if old:
@@ -123,7 +127,8 @@ def stream(client, command):
     """
     m, n, k = command["shape"]
     pair = command["pair"] or [client.put(matrix(k, seed=0, rows=m)).id, client.put(matrix(n, seed=1, rows=k)).id]
-    return {**mapped(client, {"pairs": [pair], "count": command["count"]}), "pair": pair}
+    done = mapped(client, {"pairs": [pair], "count": command["count"], "in_flight": STREAM_IN_FLIGHT})
+    return {**done, "pair": pair}
 
 
 def submit_many(client, command):
