@@ -23,7 +23,7 @@ from gemmserve import Client
 PATIENCE_S = 300.0
 DELETED_AT_ONCE = 64
 STREAM_IN_FLIGHT = 32
-"""Large products of a stream at a time: their results, of half a GiB, are not to fill a device before they are deleted."""
+"""Products of a stream at a time: results of half a GiB are not to fill a device before they are deleted."""
 REPEATED_ROWS = 256
 ROUNDING = 2.0**-20
 """Error that an element of a product may have, over the sum of its terms' sizes: 16 units of single precision."""

@@ -555,7 +555,10 @@ class Flows:
             yield from self._cancel_submission(job, key)
             raise
         try:
-            info = yield from self.wait(info, deadline=deadline)
+            try:
+                info = yield from self.wait(info, deadline=deadline)
+            except _errors.Forbidden:  # a key that may submit and not look: what it made it may ask for by its key
+                info = yield from self._wait_by_key(job, key, info, deadline)
         except (GeneratorExit, _errors.GemmserveError):
             raise
         except BaseException:
@@ -563,6 +566,17 @@ class Flows:
             raise
         if not info.final:
             yield from self.attempt(_cancel(info.id))
+        return info
+
+    def _wait_by_key(self, job: Mapping[str, Any], key: str, info: JobInfo, deadline: float | None) -> Flow[JobInfo]:
+        """`wait` by the request that made the job, sent again."""
+        quick = 0
+        while not info.final and (wait_s := self._poll(deadline)) > 0:
+            began = self.clock()
+            info = yield from self.call(requests.submit(job, key=key, wait_s=wait_s), deadline=deadline)
+            if not info.final and self.clock() - began < wait_s / 2:
+                quick += 1
+                yield Pause(min(1.0, 0.01 * 2.0 ** min(quick, 10)))
         return info
 
     def _cancel_submission(self, job: Mapping[str, Any], key: str) -> Flow[None]:

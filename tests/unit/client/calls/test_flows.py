@@ -124,6 +124,25 @@ async def test_cancelling_the_task_cancels_the_job(async_client, service) -> Non
     assert set(service.arrays) == {remote.id}
 
 
+def test_a_key_that_may_not_look_waits_by_the_submission(client, service, remote, clock) -> None:
+    service.polls_until_done = 3
+    service.script += [None, problem(403, "forbidden")]  # the submission, the first look
+    np.testing.assert_array_equal(client.gemm(remote, remote).numpy(), np.eye(3))
+    assert len(service.jobs) == 1
+    asked = [request for request in service.requests if request.method == "POST" and request.url.path == "/v1/jobs"]
+    assert len(asked) == 4
+    assert len({request.headers["idempotency-key"] for request in asked}) == 1
+    assert clock.slept, "a server that answers early is not asked without a pause"
+
+
+def test_a_key_that_may_not_look_has_its_deadline_too(client, service, remote) -> None:
+    service.polls_until_done = 10**9
+    service.script += [None, problem(403, "forbidden")]
+    with pytest.raises(gemmserve.JobTimeout):
+        client.gemm(remote, remote, timeout=20)
+    assert [job["state"] for job in service.jobs.values()] == ["cancelled"]
+
+
 def test_a_deadline_cancels_the_job(client, service, remote) -> None:
     service.polls_until_done = 10**9
     with pytest.raises(gemmserve.JobTimeout):
