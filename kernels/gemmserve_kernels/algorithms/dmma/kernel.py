@@ -87,7 +87,7 @@ class Kernel:
             "WARP_N": str(tile.warp_n),
             "STAGES": str(tile.stages),
             "GROUP": str(tile.raster),
-            "RUN": str(0 if tile.kept == "nowhere" else run_of(problem.m, problem.n)),
+            "RUN": str(0 if tile.kept == "nowhere" else run_of(problem)),
             "KEEP_SHARED": flag(tile.kept == "shared"),
             "ENGINE": flag(sources is not None),
             "MIN_BLOCKS": str(tile.min_blocks),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+from gemmserve_kernels.algorithms.common.runs import is_medium, is_small
 from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.errors import ConfigInfeasible
 from gemmserve_kernels.problem.operand import real_dtype
@@ -26,11 +27,13 @@ _BYTES: Final[dict[Kind, int]] = {
 }
 """Bytes of an element, in one plane."""
 
+_SHORTEST_RUN: Final = 16
+_SHORT_RUN: Final = 64
 _RUN: Final = 256
 _LONG_RUN: Final = 512
 _LARGE: Final = 3072**2
 """Elements of a product from which on runs are longer. A BLAS cuts k where there are few tiles for a device or for its
-last wave, which makes its errors smaller: for normal float64 data cuBLAS 13 on an H200 is off by 0.22 (root of the mean
+last wave, too: for normal float64 data cuBLAS 13 on an H200 is off by 0.22 (root of the mean
 square of |D - R| / (|A| |B|), in units of 2^-53) at 1536 x 1536 x 2048, where runs of 256 have 0.16, but by 0.51 at
 4096^3, where they have 0.12, those of 512 0.17. There runs cost: those of 256 2 % of the rate of those of 1024,
 those of 512 0.7 %. The first run is half as long as the others: what is dense in blocks of k has two of them."""
@@ -115,9 +118,13 @@ COPIED_TILES: Final[dict[Kind, DmmaTile]] = {
 """The same where threads copy. Of planar operands they would take too many registers."""
 
 
-def run_of(m: int, n: int) -> int:
-    """Steps of k of an m x n product that are summed up one after another before ordinary units add up the sums."""
-    return _LONG_RUN if m * n >= _LARGE else _RUN
+def run_of(problem: GemmProblem | GemmReduceProblem) -> int:
+    """Steps of k that are summed up one after another before ordinary units add up the sums."""
+    if is_small(problem):
+        return _SHORTEST_RUN
+    if is_medium(problem):
+        return _SHORT_RUN
+    return _LONG_RUN if problem.m * problem.n >= _LARGE else _RUN
 
 
 def kind_of(problem: GemmProblem | GemmReduceProblem) -> Kind:

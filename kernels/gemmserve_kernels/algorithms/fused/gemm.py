@@ -290,10 +290,9 @@ def _plan(
         ),
     )
     steps = -(-k // tile.piece)
-    conjugates = (operands.conjugate_a, operands.conjugate_b)
     pieces = []
     for _, inner, views in launches(problem.batch_shape, [operands.a, operands.b, c_view, d_view]):
-        gemm, tiles = gemm_params(problem, views, (m, n), (tile.block_m, tile.block_n), inner, conjugates)
+        gemm, tiles = gemm_params(problem, views, (m, n), (tile.block_m, tile.block_n), inner)
         params = FusedParams(
             gemm=gemm,
             own_columns=any(gemm.b.batch_stride),

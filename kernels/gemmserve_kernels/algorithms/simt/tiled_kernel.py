@@ -20,6 +20,7 @@ from gemmserve_kernels.algorithms.common.operands import (
     written,
 )
 from gemmserve_kernels.algorithms.common.partials import epilogue_defines, local_bytes
+from gemmserve_kernels.algorithms.common.runs import is_small
 from gemmserve_kernels.algorithms.simt.tile import resolve_simt
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import (
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from gemmserve_kernels.problem.problem import GemmProblem
 
 _RASTER_GROUP: Final = 8
+_RUN: Final = 8
+"""Steps of k of small products that are summed up one after another, if tiles are no deeper."""
 """Rows of tiles that blocks walk down together; 8 as in Triton's tutorial."""
 
 
@@ -177,9 +180,13 @@ def tiled_plan(
         config, m=operands.m, n=operands.n, batch=problem.batch, accumulate=operands.accumulate, spec=spec,
         local_bytes=shared,
     )  # fmt: skip
+    run = -(-_RUN // tile.block_k) * tile.block_k if is_small(problem) else 0
+    extra = {"SUM_STEPS": str(run)}
+    if isinstance(problem, GemmReduceProblem):
+        extra |= epilogue_defines(problem)
     kernel = TiledKernel.build(
         "gemm_reduce" if reduces else "gemm", operands, tile, c_dtype=c_view.dtype, d_dtype=d_view.dtype, d=d_view,
-        local_bytes=shared, extra=epilogue_defines(problem) if isinstance(problem, GemmReduceProblem) else None,
+        local_bytes=shared, extra=extra,
     )  # fmt: skip
     pieces, over_batch = [], isinstance(problem, GemmReduceProblem) and problem.over_batch
     for first_matrix, inner, views in launches(problem.batch_shape, [operands.a, operands.b, c_view, d_view]):

@@ -24,9 +24,9 @@ class Arriving {
         __syncthreads();
         stage_ = stage_ == LAST ? 0 : stage_ + Config::STAGE_BYTES;
     }
-    // The tile before this one is not read again.
-    GEMM_DEVICE void release() { load(stage_ == 0 ? LAST : stage_ - Config::STAGE_BYTES); }
-    GEMM_DEVICE void end() {
+    // The tile before this one is not read again. What was read is in registers: all threads have met since.
+    GEMM_DEVICE void release(unsigned = 0, unsigned = 0) { load(stage_ == 0 ? LAST : stage_ - Config::STAGE_BYTES); }
+    GEMM_DEVICE void end(unsigned = 0, unsigned = 0) {
         copy_wait<0>();
         __syncthreads();  // before the next product's copies
     }

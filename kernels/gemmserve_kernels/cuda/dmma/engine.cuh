@@ -55,10 +55,12 @@ class Pipeline {
             parity_ ^= 1u;
         }
     }
-    // The stage before this one is not read again. By a whole warp.
-    GEMM_DEVICE void release() const {
+    // The stage before this one is not read again, nor overwritten before `read` is in a register: see once_read. By a whole
+    // warp.
+    GEMM_DEVICE void release(unsigned read, unsigned zero) const {
         __syncwarp();
-        if (thread_again() % 32 == 0) barrier_arrive(empty(stage_ == 0 ? Config::STAGES - 1 : stage_ - 1));
+        if (thread_again() % 32 == 0)
+            barrier_arrive(once_read(empty(stage_ == 0 ? Config::STAGES - 1 : stage_ - 1), read, zero));
     }
 
   private:
@@ -100,11 +102,20 @@ class Arriving {
         pipeline_.next();
         pipeline_.wait();
     }
-    // The tile before this one is not read again.
-    GEMM_DEVICE void release() const { pipeline_.release(); }
+    // The tile before this one is not read again; `read` and `zero`: see once_read.
+    GEMM_DEVICE void release(unsigned read, unsigned zero) const { pipeline_.release(read, zero); }
+    GEMM_DEVICE void end(unsigned read, unsigned zero) {
+        pipeline_.next();
+        pipeline_.release(read, zero);
+    }
+    // The same where nobody knows what was read last.
+    GEMM_DEVICE void release() const {
+        have_read();
+        pipeline_.release(0, 0);
+    }
     GEMM_DEVICE void end() {
         pipeline_.next();
-        pipeline_.release();
+        release();
     }
 
   private:

@@ -145,6 +145,14 @@ GEMM_DEVICE void accumulate(
             multiply(number);
         }
     };
+    // Of what is read of a stage, that of its last fragments, which come last; at the end of all steps that of the two before
+    // them as well.
+    const auto last_read = [&] {
+        unsigned bits = a[(ALL - 1) % 2].read_bits();
+#pragma unroll
+        for (int j = 0; j < Sums::COLUMNS; ++j) bits ^= b[(STEPS - 1) % 2][j].read_bits();
+        return bits;
+    };
     Kept<Config::HAS_RUNS, Config::KEEP_SHARED> kept(memory);
     int left = (Config::RUN + 1) / 2;  // so that blocks of k that begin at a multiple of a run have two of them
     read(0);
@@ -154,7 +162,7 @@ GEMM_DEVICE void accumulate(
         tiles.next();
         read(0);
         multiply(ALL - 1);
-        tiles.release();
+        tiles.release(last_read(), zero);
         if (Config::HAS_RUNS && --left == 0) {
             left = Config::RUN;
             kept.keep(sums);
@@ -162,7 +170,10 @@ GEMM_DEVICE void accumulate(
     }
     all_but_one();
     multiply(ALL - 1);
-    tiles.end();
+    unsigned bits = last_read() ^ a[ALL % 2].read_bits();
+#pragma unroll
+    for (int j = 0; j < Sums::COLUMNS; ++j) bits ^= b[STEPS % 2][j].read_bits();
+    tiles.end(bits, zero);
     kept.finish(sums);
 }
 

@@ -29,6 +29,8 @@ GEMM_DEVICE double again(double x, unsigned zero) {
     return double_of(static_cast<Long>(high) << 32 | low);
 }
 
+GEMM_DEVICE unsigned high_bits(double x) { return static_cast<unsigned>(bits_of(x) >> 32); }
+
 template <int ELEMENT, int EXTENT, bool ALONG_K>
 struct OctetTile {
     static constexpr int SPAN = 128, DEPTH = SPAN / ELEMENT;  // bytes of a line; steps of k
@@ -116,6 +118,11 @@ struct LeftFragment {
             at[3] = again<CONJUGATE_B>(x[0], zero);
         }
     }
+    // Made of every number that was read.
+    GEMM_DEVICE unsigned read_bits() const {
+        return COMPONENTS == 1 ? high_bits(at[0]) ^ high_bits(at[1]) ^ high_bits(at[2]) ^ high_bits(at[3])
+                               : high_bits(at[0]) ^ high_bits(at[1]);
+    }
 };
 
 template <class Stored, int COMPONENTS, int PLANES, class Tile>
@@ -134,4 +141,6 @@ struct RightFragment {
             read_octet<Stored, 2, PLANES, Tile>(tile, first, number, step, at);
         }
     }
+    // Made of every number that was read.
+    GEMM_DEVICE unsigned read_bits() const { return high_bits(at[0]) ^ high_bits(at[1]); }
 };

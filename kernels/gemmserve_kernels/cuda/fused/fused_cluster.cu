@@ -202,16 +202,17 @@ GEMM_DEVICE void add_numbers(
         }
 }
 
-// Says to both blocks that the warp no longer reads a stage.
-GEMM_DEVICE void leave(const Pipeline& pipeline, const Turn& turn, int thread) {
+// Says to both blocks that the warp no longer reads a stage, nor what is known of it: see once_read.
+GEMM_DEVICE void leave(const Pipeline& pipeline, const Turn& turn, int thread, unsigned read, unsigned zero) {
     __syncwarp();
     const unsigned lane = static_cast<unsigned>(thread) % 32;
-    if (lane < Config::CLUSTER) barrier_arrive_remote(pipeline.emptied(turn), lane);
+    if (lane < Config::CLUSTER) barrier_arrive_remote(once_read(pipeline.emptied(turn), read, zero), lane);
 }
 
 GEMM_DEVICE void consume(const FusedParams& params, const Pipeline& pipeline, int group, int thread) {
     const GemmParams& gemm = params.gemm;
     const GroupMultiply multiply(thread, group);
+    const unsigned zero = static_cast<unsigned>(gemm.conjugate_a);  // which this kernel is told by its source
     Meeting meeting{pipeline.together + group * static_cast<int>(sizeof(Barrier))};
     Turn turn;
     unsigned chunks = 0;
@@ -229,7 +230,7 @@ GEMM_DEVICE void consume(const FusedParams& params, const Pipeline& pipeline, in
             if (planes) {
                 multiply.from_planes<0>(sums, of_all_lanes(shared_address(pipeline.stage(turn))), known, steps);
             }
-            leave(pipeline, turn, thread);
+            leave(pipeline, turn, thread, sums.made_of(), zero);
             turn.next();
             barrier_wait(pipeline.filled(turn), turn.parity);
             if (planes) {
@@ -238,7 +239,7 @@ GEMM_DEVICE void consume(const FusedParams& params, const Pipeline& pipeline, in
                 served = false;
                 add_numbers(params, pipeline, sums, multiply, item, chunk, meeting, group, thread);
             }
-            leave(pipeline, turn, thread);
+            leave(pipeline, turn, thread, sums.made_of(), zero);
             turn.next();
         }
         if (served) {

@@ -269,6 +269,7 @@ GEMM_DEVICE void consume(
     const Rows rows(thread_again());
     const WarpStages stages{pipeline, row_barriers, warp_number()};
     const int first_row = stages.warp * Config::ROWS;
+    const unsigned zero = static_cast<unsigned>(gemm.conjugate_a);  // which this kernel is told by its source
     Meeting meeting{pipeline.together};
     unsigned turns = 0;
     for (unsigned number = blockIdx.x;; number += gridDim.x) {
@@ -316,7 +317,8 @@ GEMM_DEVICE void consume(
                 add_half<false, 1>(sums, late, columns, scales, right, serves, split_next);
                 add_half<true, 1>(sums, late, columns, scales, right, serves, [] {});
             }
-            arrive(pipeline.emptied(turn), rows.lane);
+            // The scales lie in the stage, which the copy engine fills: see once_read.
+            arrive(once_read(pipeline.emptied(turn), sums.made_of(), zero), rows.lane);
             if (!serves) {
                 served = false;
                 const Cursor cursor(params, Item(params, number), chunk);

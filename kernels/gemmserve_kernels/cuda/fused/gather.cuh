@@ -9,6 +9,16 @@
 struct Sums {
     static constexpr int COLUMNS = Config::BLOCK_M * Config::BLOCK_N / (4 * Config::CONSUMERS);
     float re[COLUMNS][4], im[COLUMNS][4];  // of real numbers the former alone
+
+    // Made of what every complex number was multiplied by last: see once_read.
+    GEMM_DEVICE unsigned made_of() const {
+        unsigned bits = 0;
+#pragma unroll
+        for (int j = 0; j < COLUMNS; ++j) {
+            bits ^= bits_of(re[j][0]) ^ bits_of(re[j][1]) ^ bits_of(im[j][0]) ^ bits_of(im[j][1]);
+        }
+        return bits;
+    }
 };
 
 // The larger of two of every lane's numbers.

@@ -11,6 +11,6 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) gemm
         tile_of<Config::GROUP>(params.first_tile + static_cast<Long>(blockIdx.x), params.tiles_m, params.tiles_n);
     const Config::Threads threads(thread);
     Config::Acc acc[Config::THREAD_M][Config::THREAD_N];
-    accumulate<Config>(params, where, threads, thread, shared, acc);
+    accumulate<Config, GEMM_SUM_STEPS, (GEMM_SUM_STEPS > 0)>(params, where, threads, thread, shared, acc);
     visit_tile<Config>(params, where, threads, acc, StoreEpilogue<Config>(params, where.batch));
 }

@@ -14,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) gemm
         params.gemm.first_tile + static_cast<Long>(blockIdx.x), params.gemm.tiles_m, params.gemm.tiles_n);
     const Config::Threads threads(thread);
     Config::Acc acc[Config::THREAD_M][Config::THREAD_N];
-    accumulate<Config>(params.gemm, where, threads, thread, shared, acc);
+    accumulate<Config, GEMM_SUM_STEPS, (GEMM_SUM_STEPS > 0)>(params.gemm, where, threads, thread, shared, acc);
     const Long batch = params.first_batch + where.batch;
     const Long row = (params.reduce_batch ? batch * params.gemm.tiles_m : 0) + where.tile_m;
     const auto keep = [&](auto reduction, Long output, auto partial) {

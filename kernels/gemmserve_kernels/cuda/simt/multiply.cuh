@@ -38,6 +38,29 @@ GEMM_DEVICE void multiply_tile(Acc (&acc)[THREAD_M][THREAD_N], const Threads& th
     }
 }
 
+// sum += x, and lost += what that rounds away (Knuth's TwoSum).
+template <class T>
+GEMM_DEVICE void add_keeping(T& sum, T& lost, T x) {
+    if constexpr (is_complex<T>) {
+        add_keeping(sum.re, lost.re, x.re);
+        add_keeping(sum.im, lost.im, x.im);
+    } else {
+        const T both = sum + x, seen = both - sum;
+        lost += (sum - (both - seen)) + (x - seen);
+        sum = both;
+    }
+}
+
+// The sum with what it has lost. What is not finite has lost nothing that counts.
+template <class T>
+GEMM_DEVICE T with_lost(T sum, T lost) {
+    if constexpr (is_complex<T>) {
+        return {with_lost(sum.re, lost.re), with_lost(sum.im, lost.im)};
+    } else {
+        return lost - lost == T(0) ? sum + lost : sum;
+    }
+}
+
 // Steps of k that are summed up one after another by what stands in for tensor cores: it must not be less accurate than
 // they are, and one long sum would be.
 constexpr int RUN = 64;
@@ -67,8 +90,9 @@ struct Config {
 
 // acc = op(A) op(B) for the tile at `where`. Global memory is read one tile ahead, into registers; with two stages of
 // shared memory one barrier a tile is enough, with one it takes two. STEPS: those of k that are summed up one after another
-// before their sum is added to that of all; 0: all of them.
-template <class Config, int STEPS = 0>
+// before their sum is added to that of all; 0: all of them. COMPENSATED: what additions of such sums round away is kept and
+// added in the end.
+template <class Config, int STEPS = 0, bool COMPENSATED = false>
 GEMM_DEVICE void accumulate(
     const GemmParams& params, const TileCoordinate& where, const typename Config::Threads& threads, int thread,
     unsigned char* shared, typename Config::Acc (&acc)[Config::THREAD_M][Config::THREAD_N]) {
@@ -98,6 +122,7 @@ GEMM_DEVICE void accumulate(
 
     static_assert(STEPS % Config::BLOCK_K == 0, "whole tiles");
     typename Config::Acc run[STEPS > 0 ? Config::THREAD_M : 1][STEPS > 0 ? Config::THREAD_N : 1] = {};
+    typename Config::Acc lost[COMPENSATED ? Config::THREAD_M : 1][COMPENSATED ? Config::THREAD_N : 1] = {};
     int stage = 0, left = STEPS;
     while (true) {
         remaining -= Config::BLOCK_K;
@@ -122,7 +147,11 @@ GEMM_DEVICE void accumulate(
                 for (int i = 0; i < Config::THREAD_M; ++i) {
 #pragma unroll
                     for (int j = 0; j < Config::THREAD_N; ++j) {
-                        acc[i][j] = add(acc[i][j], run[i][j]);
+                        if constexpr (COMPENSATED) {
+                            add_keeping(acc[i][j], lost[i][j], run[i][j]);
+                        } else {
+                            acc[i][j] = add(acc[i][j], run[i][j]);
+                        }
                         run[i][j] = typename Config::Acc{};
                     }
                 }
@@ -138,5 +167,12 @@ GEMM_DEVICE void accumulate(
         copy_a.store(Config::SharedA::at(next));
         copy_b.store(Config::SharedB::at(next + Config::SharedA::BYTES));
         __syncthreads();
+    }
+    if constexpr (COMPENSATED) {
+#pragma unroll
+        for (int i = 0; i < Config::THREAD_M; ++i) {
+#pragma unroll
+            for (int j = 0; j < Config::THREAD_N; ++j) acc[i][j] = with_lost(acc[i][j], lost[i][j]);
+        }
     }
 }

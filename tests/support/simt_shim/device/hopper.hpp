@@ -25,6 +25,7 @@ void barrier_arrive_expecting(unsigned barrier, unsigned bytes);
 void barrier_wait(unsigned barrier, unsigned parity, SIMT_HERE);
 inline void barrier_init_fence() {}
 inline void written_for_tensor_cores() {}
+inline void have_read() {}
 
 // ---- the copy engine
 

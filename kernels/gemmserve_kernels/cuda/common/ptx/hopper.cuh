@@ -144,6 +144,9 @@ GEMM_DEVICE void give_registers() {
 // threads do (PTX ISA 8.6, proxies).
 GEMM_DEVICE void written_for_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// Before an arrival, of all that this thread has read so far (see once_read): it waits for what it reads ahead, too.
+GEMM_DEVICE void have_read() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 GEMM_DEVICE void store_shared(Address address, float value) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
@@ -151,3 +154,9 @@ GEMM_DEVICE void store_shared(Address address, float value) {
 #elif defined(GEMM_SHIM)
 using namespace simt::hopper;  // the CPU shim plays them
 #endif
+
+// `barrier`, once `read` is in a register: for an arrival which says that what was read may be overwritten by the copy engine.
+// An arrival does not wait for loads of shared memory that are still on their way, and passes those that queue behind stores
+// of another warp; the copy engine, another proxy, then writes what they were to read. `read` is made of what was read last;
+// `zero` is 0, but the compiler must not know it.
+GEMM_DEVICE Address once_read(Address barrier, unsigned read, unsigned zero) { return barrier + (read & zero); }

@@ -10,6 +10,7 @@ from dmma_cases import CASES, Case, excess, run
 from simt_shim import ORDERS, ShimLauncher
 
 from gemmserve_kernels.algorithms.dmma import gemm as dmma
+from gemmserve_kernels.algorithms.dmma import kernel
 from gemmserve_kernels.algorithms.simt import gemm as simt
 from gemmserve_kernels.device.spec import KNOWN
 
@@ -34,14 +35,18 @@ def test_every_layout(case):
     np.testing.assert_array_equal(on_shim(case, others[-1], shim("sm_90"))[2], value)
 
 
-def test_sums_are_those_of_runs():
+@pytest.mark.parametrize(("steps", "first"), [(16, 16), (64, 32), (256, 128)])
+def test_sums_are_those_of_runs(monkeypatch, steps, first):
     """Products of float32 numbers are exact in double: what is rounded is their sums. The first run is half as long."""
+    monkeypatch.setattr(kernel, "run_of", lambda problem: steps)
     case = CASES["float64, runs"]
     a, b, _ = (None if x is None else x.astype(np.float32).astype(np.float64) for x in case.arrays())
-    runs = np.zeros((4, a.shape[0], b.shape[1]))
-    for k in range(a.shape[1]):
-        runs[(k + 128) // 256] += a[:, k : k + 1] * b[k]
-    expected = runs[0] + runs[1] + runs[2] + runs[3]
+    expected = np.zeros((a.shape[0], b.shape[1]))
+    for start in (0, *range(first, a.shape[1], steps)):
+        one = np.zeros_like(expected)
+        for k in range(start, min(a.shape[1], first if start == 0 else start + steps)):
+            one += a[:, k : k + 1] * b[k]
+        expected += one
     assert (expected != sum(a[:, k : k + 1] * b[k] for k in range(a.shape[1]))).any()
     for tile in case.tiles().values():
         np.testing.assert_array_equal(on_shim(case, tile, arrays=(a, b, None))[2], expected)

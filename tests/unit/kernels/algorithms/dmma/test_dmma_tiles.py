@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from gemmserve_kernels.algorithms.dmma.tile import TILES, choose, run_of
 from gemmserve_kernels.device.spec import KNOWN
+from gemmserve_kernels.problem.operand import Operand
+from gemmserve_kernels.problem.problem import GemmProblem
 
 H200 = KNOWN["H200"]
 
@@ -47,6 +50,12 @@ def test_every_device_has_a_tile_for_everything(name):
 
 
 def test_runs_are_short_where_a_blas_would_cut_k():
-    assert run_of(1536, 1536) == run_of(128, 128) == 256
-    assert run_of(4096, 4096) == 512
-    assert all(run_of(n, n) % tile.block_k == 0 for n in (1, 8192) for tiles in TILES.values() for tile in tiles)
+    def run(n, batch=1):
+        a = Operand.contiguous((batch, n, n), np.dtype(np.complex128))
+        return run_of(GemmProblem.build(a, a, None))
+
+    assert run(1536) == run(768) == run(128, batch=36) == 256
+    assert run(767) == run(384) == run(128, batch=9) == 64
+    assert run(383) == run(128) == run(128, batch=8) == 16
+    assert run(4096) == 512
+    assert all(run(n) % tile.block_k == 0 for n in (1, 1024, 8192) for tiles in TILES.values() for tile in tiles)
