@@ -17,6 +17,7 @@ import numpy as np
 
 from gemmserve_kernels.algorithms.algorithm import product_algorithm, reduction_algorithm
 from gemmserve_kernels.algorithms.common.panels import pass_seconds
+from gemmserve_kernels.algorithms.common.runs import is_tiny
 from gemmserve_kernels.algorithms.simt.tile import resolve_simt
 from gemmserve_kernels.algorithms.vendor.blas import BlasPlan, NotExpressible, copied_bytes, lower
 from gemmserve_kernels.dispatch.estimate import call_seconds, estimate
@@ -193,7 +194,7 @@ def candidates(problem: GemmProblem, spec: DeviceSpec, requested: str | None = N
     """
     found, reasons = [], []
     for route in _ROUTES[problem.compute]:
-        if requested is None or route[0] == requested:
+        if route[0] == requested or (requested is None and not _lags(route, problem)):
             try:
                 found.append(_candidate(route, problem, spec))
             except ConfigInfeasible as reason:
@@ -215,6 +216,8 @@ def plan_gemm_reduce(problem: GemmReduceProblem, spec: DeviceSpec) -> Plan:
         return Plan("simt", problem.config if requested == "simt" else None, reduces=True)
     found, reasons = [], []
     for route in _REDUCE_ROUTES[problem.compute]:
+        if requested is None and _lags(route, problem):
+            continue
         if requested in {None, route[0]} or (requested == "product" and route[0] not in WITHOUT_PRODUCT):
             try:
                 found.append(_reduce_candidate(route, problem, spec))
@@ -351,6 +354,11 @@ def _unfit(route: Route, problem: GemmProblem, spec: DeviceSpec) -> str | None:
     if half != (arithmetic == "fp16") or (double and arithmetic != "ozaki"):
         return f"{arithmetic} does not apply to {problem.dtype.name}"
     return None
+
+
+def _lags(route: Route, problem: GemmProblem | GemmReduceProblem) -> bool:
+    """Whether the route is less accurate than plain arithmetic, which `auto` promises, on a product so small."""
+    return problem.compute == "auto" and route[1] == "3xfp16" and is_tiny(problem)
 
 
 def as_uniform(problem: P) -> tuple[P, bool]:

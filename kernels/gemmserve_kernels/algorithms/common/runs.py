@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 
+_TINY: Final = 128**2
 _SMALL: Final = 384**2
 _MEDIUM: Final = 768**2
-"""Elements of all results below which runs are short, and not long. From there on cuBLAS 13 on an H200 has no smaller
-errors than sums over 64 or 256 steps."""
+"""Elements of all results below which tensor cores do not keep up with a BLAS that cuts k into many parts, runs are
+short, and runs are not long. From there on cuBLAS 13 on an H200 has no smaller errors than they have."""
+
+
+def is_tiny(problem: GemmProblem | GemmReduceProblem) -> bool:
+    """Whether a BLAS cuts k of `problem` so that its errors are smaller than those of complex numbers in parts of
+    float16, of whose sums tensor cores cut off what is small.
+    """
+    return problem.dtype.name == "complex64" and _elements(problem) < _TINY
 
 
 def is_small(problem: GemmProblem | GemmReduceProblem) -> bool:

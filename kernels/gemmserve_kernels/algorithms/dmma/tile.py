@@ -29,6 +29,7 @@ _BYTES: Final[dict[Kind, int]] = {
 
 _SHORTEST_RUN: Final = 16
 _SHORT_RUN: Final = 64
+"""Of small and of medium products (`runs`), while there are no more of them than roundings in two."""
 _RUN: Final = 256
 _LONG_RUN: Final = 512
 _LARGE: Final = 3072**2
@@ -120,10 +121,8 @@ COPIED_TILES: Final[dict[Kind, DmmaTile]] = {
 
 def run_of(problem: GemmProblem | GemmReduceProblem) -> int:
     """Steps of k that are summed up one after another before ordinary units add up the sums."""
-    if is_small(problem):
-        return _SHORTEST_RUN
-    if is_medium(problem):
-        return _SHORT_RUN
+    if problem.k <= _SHORT_RUN**2 * 2 and is_medium(problem):
+        return _SHORTEST_RUN if problem.k <= _SHORTEST_RUN**2 * 2 and is_small(problem) else _SHORT_RUN
     return _LONG_RUN if problem.m * problem.n >= _LARGE else _RUN
 
 

@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from gemmserve_kernels.problem.config import GemmConfig
     from gemmserve_kernels.problem.problem import GemmProblem
 
-_RASTER_GROUP: Final = 8
 _RUN: Final = 8
-"""Steps of k of small products that are summed up one after another, if tiles are no deeper."""
+"""Steps of k of small products that are summed up one after another, or the next more that are whole tiles."""
+_RASTER_GROUP: Final = 8
 """Rows of tiles that blocks walk down together; 8 as in Triton's tutorial."""
 
 
@@ -180,7 +180,8 @@ def tiled_plan(
         config, m=operands.m, n=operands.n, batch=problem.batch, accumulate=operands.accumulate, spec=spec,
         local_bytes=shared,
     )  # fmt: skip
-    run = -(-_RUN // tile.block_k) * tile.block_k if is_small(problem) else 0
+    run = _RUN if tile.block_k % _RUN == 0 else -(-_RUN // tile.block_k) * tile.block_k
+    run = run if is_small(problem) else 0
     extra = {"SUM_STEPS": str(run)}
     if isinstance(problem, GemmReduceProblem):
         extra |= epilogue_defines(problem)

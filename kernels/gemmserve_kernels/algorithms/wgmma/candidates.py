@@ -182,7 +182,8 @@ def promotion(
 ) -> int:
     """Steps of k between promotions. Every tile has the same: only the split of k shows in the result's bits.
 
-    `wide`: results of float16 operands that keep more than float16 does. `few`, `small`: see `has_few_tiles`, `is_small`.
+    `wide`: results of float16 operands that keep more than float16 does. `few`, `small`: a BLAS would cut k
+    (`has_few_tiles`, `is_small`).
     """
     if scheme == "fp16":
         return 64 if wide or k > _FLOAT16_LONG else 0

@@ -12,11 +12,11 @@
 #define GEMM_UNROLL_K DEPTH
 #endif
 
-// acc += A B for one tile of k in shared memory: each thread an outer product of THREAD_M x THREAD_N a step.
+// acc += A B for DEPTH steps of a tile of k in shared memory: each thread an outer product of THREAD_M x THREAD_N a step.
 template <class Acc, class Threads, int THREAD_M, int THREAD_N, int DEPTH, class TileA, class TileB>
-GEMM_DEVICE void multiply_tile(Acc (&acc)[THREAD_M][THREAD_N], const Threads& threads, TileA a, TileB b) {
+GEMM_DEVICE void multiply_tile(Acc (&acc)[THREAD_M][THREAD_N], const Threads& threads, TileA a, TileB b, int first = 0) {
 #pragma unroll GEMM_UNROLL_K
-    for (int k = 0; k < DEPTH; ++k) {
+    for (int k = first; k < first + DEPTH; ++k) {
         Acc left[THREAD_M], right[THREAD_N];
 #pragma unroll
         for (int i = 0; i < THREAD_M; i += Threads::PIECE_M) {
@@ -120,7 +120,8 @@ GEMM_DEVICE void accumulate(
     copy_b.store(Config::SharedB::at(shared + Config::SharedA::BYTES));
     __syncthreads();
 
-    static_assert(STEPS % Config::BLOCK_K == 0, "whole tiles");
+    constexpr int PART = STEPS > 0 && STEPS < Config::BLOCK_K ? STEPS : Config::BLOCK_K;
+    static_assert(STEPS % PART == 0 && Config::BLOCK_K % PART == 0, "whole tiles, or parts of one");
     typename Config::Acc run[STEPS > 0 ? Config::THREAD_M : 1][STEPS > 0 ? Config::THREAD_N : 1] = {};
     typename Config::Acc lost[COMPENSATED ? Config::THREAD_M : 1][COMPENSATED ? Config::THREAD_N : 1] = {};
     int stage = 0, left = STEPS;
@@ -132,16 +133,18 @@ GEMM_DEVICE void accumulate(
             copy_b.load(steps());
         }
         unsigned char* current = shared + stage * Config::STAGE_BYTES;
-        const auto multiply = [&](auto& to) {
-            multiply_tile<typename Config::Acc, typename Config::Threads, Config::THREAD_M, Config::THREAD_N, Config::BLOCK_K>(
-                to, threads, Config::SharedA::at(current), Config::SharedB::at(current + Config::SharedA::BYTES));
+        const auto multiply = [&](auto& to, int first) {
+            multiply_tile<typename Config::Acc, typename Config::Threads, Config::THREAD_M, Config::THREAD_N, PART>(
+                to, threads, Config::SharedA::at(current), Config::SharedB::at(current + Config::SharedA::BYTES), first);
         };
         if constexpr (STEPS == 0) {
-            multiply(acc);
+            multiply(acc, 0);
         } else {
-            multiply(run);
-            left -= Config::BLOCK_K;
-            if (left == 0 || !more) {
+#pragma unroll
+            for (int first = 0; first < Config::BLOCK_K; first += PART) {
+                multiply(run, first);
+                left -= PART;
+                if (left != 0 && (more || first + PART < Config::BLOCK_K)) continue;
                 left = STEPS;
 #pragma unroll
                 for (int i = 0; i < Config::THREAD_M; ++i) {

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from gemmserve_kernels.algorithms.common.runs import is_medium, is_small
+from gemmserve_kernels.device.spec import KNOWN
+from gemmserve_kernels.dispatch.routes import candidates, plan_gemm
+from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.operand import Operand
 from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 
@@ -26,3 +29,14 @@ def test_all_results_count(batch, m, n, small, medium, reduces):
     a, b = (Operand.contiguous((batch, *shape), np.dtype(np.complex64)) for shape in ((m, 131), (131, n)))
     problem = GemmReduceProblem.build(a, b, reduce=["sum"], axis=["n"]) if reduces else GemmProblem.build(a, b, None)
     assert (is_small(problem), is_medium(problem)) == (small, medium)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "n", "tiny"), [("complex64", 100, True), ("complex64", 128, False), ("float32", 9, False)]
+)
+def test_tiny_products_of_complex64_are_not_cut_into_float16_by_auto(dtype, n, tiny):
+    a = Operand.contiguous((n, n), np.dtype(dtype))
+    taken = {each.arithmetic for each in candidates(GemmProblem.build(a, a, None), KNOWN["H200"])}
+    assert ("3xfp16" not in taken) == tiny
+    named = GemmProblem.build(a, a, None, config=GemmConfig(algorithm="wgmma"))
+    assert plan_gemm(named, KNOWN["H200"]).algorithm == "wgmma"

@@ -50,12 +50,13 @@ def test_every_device_has_a_tile_for_everything(name):
 
 
 def test_runs_are_short_where_a_blas_would_cut_k():
-    def run(n, batch=1):
-        a = Operand.contiguous((batch, n, n), np.dtype(np.complex128))
-        return run_of(GemmProblem.build(a, a, None))
+    def run(n, batch=1, k=512):
+        a, b = (Operand.contiguous((batch, *shape), np.dtype(np.complex128)) for shape in ((n, k), (k, n)))
+        return run_of(GemmProblem.build(a, b, None))
 
     assert run(1536) == run(768) == run(128, batch=36) == 256
     assert run(767) == run(384) == run(128, batch=9) == 64
     assert run(383) == run(128) == run(128, batch=8) == 16
+    assert (run(100, k=513), run(100, k=8192), run(100, k=8193)) == (64, 64, 256)
     assert run(4096) == 512
     assert all(run(n) % tile.block_k == 0 for n in (1, 1024, 8192) for tiles in TILES.values() for tile in tiles)
