@@ -194,7 +194,7 @@ def candidates(problem: GemmProblem, spec: DeviceSpec, requested: str | None = N
     """
     found, reasons = [], []
     for route in _ROUTES[problem.compute]:
-        if route[0] == requested or (requested is None and not _lags(route, problem)):
+        if route[0] == requested or (requested is None and not lags(route, problem)):
             try:
                 found.append(_candidate(route, problem, spec))
             except ConfigInfeasible as reason:
@@ -216,7 +216,7 @@ def plan_gemm_reduce(problem: GemmReduceProblem, spec: DeviceSpec) -> Plan:
         return Plan("simt", problem.config if requested == "simt" else None, reduces=True)
     found, reasons = [], []
     for route in _REDUCE_ROUTES[problem.compute]:
-        if requested is None and _lags(route, problem):
+        if requested is None and lags(route, problem):
             continue
         if requested in {None, route[0]} or (requested == "product" and route[0] not in WITHOUT_PRODUCT):
             try:
@@ -356,7 +356,7 @@ def _unfit(route: Route, problem: GemmProblem, spec: DeviceSpec) -> str | None:
     return None
 
 
-def _lags(route: Route, problem: GemmProblem | GemmReduceProblem) -> bool:
+def lags(route: Route, problem: GemmProblem | GemmReduceProblem) -> bool:
     """Whether the route is less accurate than plain arithmetic, which `auto` promises, on a product so small."""
     return problem.compute == "auto" and route[1] == "3xfp16" and is_tiny(problem)
 

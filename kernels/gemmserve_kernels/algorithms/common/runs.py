@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 
 _TINY: Final = 128**2
+_TINY_K: Final = 2048
 _SMALL: Final = 384**2
 _MEDIUM: Final = 768**2
 """Elements of all results below which tensor cores do not keep up with a BLAS that cuts k into many parts, runs are
@@ -22,7 +23,7 @@ def is_tiny(problem: GemmProblem | GemmReduceProblem) -> bool:
     """Whether a BLAS cuts k of `problem` so that its errors are smaller than those of complex numbers in parts of
     float16, of whose sums tensor cores cut off what is small.
     """
-    return problem.dtype.name == "complex64" and _elements(problem) < _TINY
+    return problem.dtype.name == "complex64" and problem.k <= _TINY_K and _elements(problem) < _TINY
 
 
 def is_small(problem: GemmProblem | GemmReduceProblem) -> bool:

@@ -13,7 +13,7 @@ from gemmserve_kernels import GemmProblem, GemmReduceProblem, Operand
 from gemmserve_kernels.algorithms.common.time_model import MODELS
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.dispatch.estimate import Table, call_seconds, estimate, measured_device, predicted
-from gemmserve_kernels.dispatch.routes import _REDUCE_ROUTES, _ROUTES, plan_gemm, plan_gemm_reduce
+from gemmserve_kernels.dispatch.routes import _REDUCE_ROUTES, _ROUTES, lags, plan_gemm, plan_gemm_reduce
 
 REPORTS = Path(__file__).parents[4] / "docs" / "benchmarks"
 TABLES = sorted((Path(gemmserve_kernels.__file__).parent / "dispatch" / "tables").glob("*.json"))
@@ -50,10 +50,13 @@ def test_what_lies_between_the_points_is_known_from_its_neighbours(arch):
     assert len(good) >= 0.9 * len(found)
 
 
-def algorithm(m, n, k, dtype, batch=(), **options):
+def product(m, n, k, dtype, batch=(), **options):
     shapes = (*batch, m, k), (*batch, k, n)
-    problem = GemmProblem.build(*(Operand.contiguous(shape, dtype) for shape in shapes), **options)
-    return plan_gemm(problem, H200).algorithm
+    return GemmProblem.build(*(Operand.contiguous(shape, dtype) for shape in shapes), **options)
+
+
+def algorithm(*shape, **options):
+    return plan_gemm(product(*shape, **options), H200).algorithm
 
 
 @pytest.mark.parametrize(
@@ -85,13 +88,14 @@ def test_choices_on_an_h200(shape, dtype, expected):
 
 
 def test_a_measured_point_gets_its_fastest_route():
-    """Route of `auto`, within a few percent of what its calls take one after another."""
+    """Route of `auto`, within a few percent of what its calls take one after another, of those that are accurate."""
     document, wrong, looked_at = BY_ARCH["sm_90a"], [], 0
     for point in document["points"]:
+        problem = product(point["m"], point["n"], point["k"], point["dtype"])
         times = {
             route: max(seconds, call_seconds(H200, route.split(":")[0]))
             for route, seconds in point["seconds"].items()
-            if route.split(":")[1] in {"plain", "3xfp16", "fp16", "ozaki"}
+            if route.split(":")[1] in {"plain", "3xfp16", "fp16", "ozaki"} and not lags(route.split(":"), problem)
         }
         if point["batch"] > 1:
             continue

@@ -32,11 +32,18 @@ def test_all_results_count(batch, m, n, small, medium, reduces):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "n", "tiny"), [("complex64", 100, True), ("complex64", 128, False), ("float32", 9, False)]
+    ("dtype", "n", "k", "tiny"),
+    [
+        ("complex64", 100, 131, True),
+        ("complex64", 64, 2048, True),
+        ("complex64", 64, 2049, False),
+        ("complex64", 128, 131, False),
+        ("float32", 9, 131, False),
+    ],
 )
-def test_tiny_products_of_complex64_are_not_cut_into_float16_by_auto(dtype, n, tiny):
-    a = Operand.contiguous((n, n), np.dtype(dtype))
-    taken = {each.arithmetic for each in candidates(GemmProblem.build(a, a, None), KNOWN["H200"])}
+def test_tiny_products_of_complex64_are_not_cut_into_float16_by_auto(dtype, n, k, tiny):
+    a, b = (Operand.contiguous(shape, np.dtype(dtype)) for shape in ((n, k), (k, n)))
+    taken = {each.arithmetic for each in candidates(GemmProblem.build(a, b, None), KNOWN["H200"])}
     assert ("3xfp16" not in taken) == tiny
-    named = GemmProblem.build(a, a, None, config=GemmConfig(algorithm="wgmma"))
+    named = GemmProblem.build(a, b, None, config=GemmConfig(algorithm="wgmma"))
     assert plan_gemm(named, KNOWN["H200"]).algorithm == "wgmma"
