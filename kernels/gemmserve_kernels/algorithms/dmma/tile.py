@@ -29,7 +29,7 @@ _BYTES: Final[dict[Kind, int]] = {
 
 _SHORTEST_RUN: Final = 16
 _SHORT_RUN: Final = 64
-"""Of small and of medium products (`runs`), while there are no more of them than roundings in two."""
+"""Runs of small and of medium products (`runs`) of a k up to twice their square: longer sums have longer runs."""
 _RUN: Final = 256
 _LONG_RUN: Final = 512
 _LARGE: Final = 3072**2
