@@ -146,7 +146,7 @@ GEMM_DEVICE void accumulate(
         }
     };
     // Of what is read of a stage, that of its last fragments, which come last; at the end of all steps that of the two before
-    // them as well.
+    // them as well. Kernels of single precision have no registers left for it.
     const auto last_read = [&] {
         unsigned bits = a[(ALL - 1) % 2].read_bits();
 #pragma unroll
@@ -162,7 +162,8 @@ GEMM_DEVICE void accumulate(
         tiles.next();
         read(0);
         multiply(ALL - 1);
-        tiles.release(last_read(), zero);
+        if constexpr (Config::HAS_RUNS) tiles.release(last_read(), zero);
+        else tiles.release();
         if (Config::HAS_RUNS && --left == 0) {
             left = Config::RUN;
             kept.keep(sums);
@@ -170,10 +171,14 @@ GEMM_DEVICE void accumulate(
     }
     all_but_one();
     multiply(ALL - 1);
-    unsigned bits = last_read() ^ a[ALL % 2].read_bits();
+    if constexpr (Config::HAS_RUNS) {
+        unsigned bits = last_read() ^ a[ALL % 2].read_bits();
 #pragma unroll
-    for (int j = 0; j < Sums::COLUMNS; ++j) bits ^= b[STEPS % 2][j].read_bits();
-    tiles.end(bits, zero);
+        for (int j = 0; j < Sums::COLUMNS; ++j) bits ^= b[STEPS % 2][j].read_bits();
+        tiles.end(bits, zero);
+    } else {
+        tiles.end();
+    }
     kept.finish(sums);
 }
 
