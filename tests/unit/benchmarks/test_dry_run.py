@@ -18,7 +18,7 @@ try:
 except ImportError:
     cupy = None
 
-SMALL = ("--quick", "--shrink", 64, "--rounds", 1, "--budget", 0.001)
+SMALL = ("--quick", "--shrink", 16, "--rounds", 1, "--budget", 0.001)
 SHAPES = ("1024x1024x1024", "4096x256x4096", "4096x4096x4096")
 TUNING = ("--shrink", 64, "--rounds", 1, "--budget", 0.001, "--seconds", 3600, "--shapes", *SHAPES)
 TABLES = ("headline", "modes", "ozaki", "errors float64", "planar", "scalars", "half", "gemm_reduce")
