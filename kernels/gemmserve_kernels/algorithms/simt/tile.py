@@ -26,6 +26,8 @@ _MAX_REGISTERS: Final = 255
 """32-bit registers of one thread (CUDA C++ programming guide, compute capabilities)."""
 _OTHER_REGISTERS: Final = 28
 """Addresses, counters, predicates: what ptxas needs beside the arrays, fitted to its reports for sm_80 and sm_90a."""
+_RUNS_REGISTERS: Final = 32
+"""What it needs beside those where there are runs, by the same reports."""
 _DEFAULT_THREADS: Final = 256
 _SIMT_FIELDS: Final = ("block_m", "block_n", "block_k", "thread_m", "thread_n", "stages", "split_k")
 
@@ -65,12 +67,21 @@ class SimtTile:
         stages = self.stages * self.stage_bytes(itemsize, pad_a=pad_a, pad_b=pad_b)
         return max(stages, local_bytes * (self.block_m // self.thread_m) * self.block_n)
 
-    def registers(self, itemsize: int) -> int:
-        """Estimated 32-bit registers of one thread: accumulators, one step's fragments, the tile on its way."""
+    def registers(self, itemsize: int, *, runs: bool = False) -> int:
+        """Estimated 32-bit registers of one thread: accumulators, one step's fragments, the tile on its way; of `runs`
+        their sums, too, and what is lost as they are added.
+        """
         words = itemsize // 4
         staged = -(-(self.block_m + self.block_n) * self.block_k // self.threads)
-        kept = self.thread_m * self.thread_n + self.thread_m + self.thread_n + staged
-        return kept * words + _OTHER_REGISTERS
+        kept = self.thread_m * self.thread_n * (3 if runs else 1) + self.thread_m + self.thread_n + staged
+        return kept * words + _OTHER_REGISTERS + (_RUNS_REGISTERS if runs else 0)
+
+    def with_runs(self, itemsize: int, spec: DeviceSpec) -> SimtTile | None:
+        """The tile for sums of runs, with room for fewer blocks at a time; None where a thread lacks registers."""
+        registers = self.registers(itemsize, runs=True)
+        if registers > _MAX_REGISTERS or registers * self.threads > spec.registers_per_sm:
+            return None
+        return replace(self, min_blocks=min(self.min_blocks, spec.registers_per_sm // (registers * self.threads)))
 
     def broken_limit(self, itemsize: int, spec: DeviceSpec, *, local_bytes: int = 0) -> str | None:
         """One line that names the first limit this tile breaks on `spec`, or None."""
@@ -133,8 +144,10 @@ def resolve_simt(
     accumulate: np.dtype,
     spec: DeviceSpec,
     local_bytes: int = 0,
+    runs: bool = False,
 ) -> SimtTile:
-    """The tile that runs: the overrides of `config`, the rest chosen for m x n x batch on `spec`.
+    """The tile that runs: the overrides of `config`, the rest chosen for m x n x batch on `spec`; `runs`: of those that
+    have room for sums of runs.
 
     A `SimtTile` is taken as it is. `accumulate` is the accumulator's dtype; `local_bytes` what a reduction keeps per
     thread row and column (0: none). Raises ConfigInfeasible where the overrides leave nothing that `spec` can run.
@@ -148,7 +161,7 @@ def resolve_simt(
     config.only("simt", _SIMT_FIELDS)
     if config.split_k not in {None, 1}:
         raise ConfigInfeasible(f"split_k: the portable kernel does not split k; only 1, not {config.split_k}")
-    default = _best_candidate(m, n, batch, np.dtype(accumulate), spec, local_bytes)
+    default = _best_candidate(m, n, batch, np.dtype(accumulate), spec, local_bytes, runs=runs)
     if not set(config.tile_fields) - {"split_k"}:
         return default
     reason = "no tile fits"
@@ -160,7 +173,9 @@ def resolve_simt(
     raise ConfigInfeasible(reason)
 
 
-def _best_candidate(m: int, n: int, batch: int, accumulate: np.dtype, spec: DeviceSpec, local_bytes: int) -> SimtTile:
+def _best_candidate(
+    m: int, n: int, batch: int, accumulate: np.dtype, spec: DeviceSpec, local_bytes: int, *, runs: bool
+) -> SimtTile:
     """The candidate of the least estimated time: blocks of the busiest multiprocessor times the work of each."""
 
     def time(candidate: _Candidate) -> float:
@@ -175,6 +190,7 @@ def _best_candidate(m: int, n: int, batch: int, accumulate: np.dtype, spec: Devi
         candidate
         for candidate in _CANDIDATES[accumulate.name]
         if candidate.tile.broken_limit(accumulate.itemsize, spec, local_bytes=local_bytes) is None
+        and not (runs and candidate.tile.with_runs(accumulate.itemsize, spec) is None)
     ]
     if not fitting:
         raise ConfigInfeasible(f"shared memory: {spec.name} is too small for every tile of the portable kernel")

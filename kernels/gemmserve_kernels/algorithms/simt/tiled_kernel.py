@@ -178,10 +178,11 @@ def tiled_plan(
     shared = local_bytes(problem) if isinstance(problem, GemmReduceProblem) else 0
     tile = resolve_simt(
         config, m=operands.m, n=operands.n, batch=problem.batch, accumulate=operands.accumulate, spec=spec,
-        local_bytes=shared,
+        local_bytes=shared, runs=is_small(problem),
     )  # fmt: skip
-    run = _RUN if tile.block_k % _RUN == 0 else -(-_RUN // tile.block_k) * tile.block_k
-    run = run if is_small(problem) else 0
+    run = 0
+    if is_small(problem) and (roomy := tile.with_runs(operands.accumulate.itemsize, spec)) is not None:
+        tile, run = roomy, _RUN if tile.block_k % _RUN == 0 else -(-_RUN // tile.block_k) * tile.block_k
     extra = {"SUM_STEPS": str(run)}
     if isinstance(problem, GemmReduceProblem):
         extra |= epilogue_defines(problem)

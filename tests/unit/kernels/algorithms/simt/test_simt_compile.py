@@ -46,7 +46,7 @@ REDUCTIONS = ["sum", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin"]
 def _gemm_source(tile, a, b, c=None, **options):
     problem = GemmProblem.build(Operand.of(a), Operand.of(b), Operand.of(c) if c is not None else None, **options)
     recorder = SourceRecorder(KNOWN["H200"])
-    out = matrix(problem.result_dtype, planar=problem.planar)
+    out = matrix(problem.result_dtype, rows=problem.m, columns=problem.n, planar=problem.planar)
     simt.run_gemm(recorder, problem, tile, a, b, c, out)
     return recorder.sources["gemm"]
 
@@ -91,6 +91,19 @@ def test_gemm_reduce_within_its_budget(dtype, tile, arch):
     _check(sources["gemm_reduce"], "gemm_reduce", REGISTERS[_label(dtype, tile)][1], arch)
     for kernel in ("gemm_reduce_combine", "gemm_reduce_finish"):
         _check(sources["gemm_reduce_finish"], kernel, COMBINE_REGISTERS, arch)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(("dtype", "tile"), list(_shipped()))
+def test_small_products_have_runs_where_a_thread_has_registers(dtype, tile, arch):
+    """Every dtype has a tile with them; none spills."""
+    x = matrix(dtype, rows=160, columns=160)
+    chosen = _gemm_source(None, x, x)
+    assert dict(chosen.defines)["SUM_STEPS"] == "8"
+    source, reduced = _gemm_source(tile, x, x), _reduce_sources(tile, x, x, reduce=REDUCTIONS)["gemm_reduce"]
+    assert dict(source.defines)["SUM_STEPS"] == ("0" if tile.thread_m == 8 else "8")
+    for each in (chosen, source, reduced):
+        _check(each, each.name, 255, arch)
 
 
 # ---- what the operands change in the text, on one architecture and the middle tile
