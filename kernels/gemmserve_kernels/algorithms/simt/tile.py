@@ -27,7 +27,7 @@ _MAX_REGISTERS: Final = 255
 _OTHER_REGISTERS: Final = 28
 """Addresses, counters, predicates: what ptxas needs beside the arrays, fitted to its reports for sm_80 and sm_90a."""
 _RUNS_REGISTERS: Final = 32
-"""What it needs beside those where there are runs, by the same reports."""
+"""Registers beside those where there are runs, by the same reports."""
 _DEFAULT_THREADS: Final = 256
 _SIMT_FIELDS: Final = ("block_m", "block_n", "block_k", "thread_m", "thread_n", "stages", "split_k")
 
