@@ -30,7 +30,7 @@ LARGE = {
     8: ((4096, 4096, 512), (8192, 4096, 64), (2048, 2048, 2048), (1024, 1024, 16384)),
 }
 """(m, n, k) by bytes of a real number: many rows make the trap."""
-SMALL = ((97, 83, 131), (33, 65, 1000), (257, 129, 17), (1500, 1111, 16), (640, 512, 4096))
+SMALL = ((97, 83, 131), (33, 65, 1000), (64, 64, 8192), (257, 129, 17), (1500, 1111, 16), (640, 512, 4096))
 HOSTILE = ("normal", "exp-3n", "exp-6n", "spikes", "cauchy", "sparse-1", "identity", "gate", "pairs", "60-binades")
 """The kinds that smaller questions are asked of."""
 REDUCTIONS = {

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 
-_TINY: Final = 128**2
 _TINY_K: Final = 2048
+"""Steps of k up to which a tiny product is one. Longer sums are cut into parts by kernels of tensor cores, too."""
+_TINY: Final = 128**2
 _SMALL: Final = 384**2
 _MEDIUM: Final = 768**2
 """Elements of all results below which tensor cores do not keep up with a BLAS that cuts k into many parts, runs are

@@ -121,7 +121,7 @@ GEMM_DEVICE void accumulate(
     if (steps == 0) return;
     Arriving tiles(pipeline, gemm, where, steps);
     const FirstOfLane first = first_of_lane();
-    const unsigned zero = static_cast<unsigned>(gemm.conjugate_a);  // which this kernel is told by its source
+    const unsigned zero = static_cast<unsigned>(gemm.conjugate_a);  // 0: conjugation is in this kernel's source
     // Fragments are read one ahead of the instructions, across steps too.
     constexpr int STEPS = Config::BLOCK_K / Config::STEPS_K, ALL = STEPS * Sums::ROWS;
     static_assert(STEPS % 2 == 0, "of two fragments one is read");
@@ -145,8 +145,8 @@ GEMM_DEVICE void accumulate(
             multiply(number);
         }
     };
-    // Of what is read of a stage, that of its last fragments, which come last; at the end of all steps that of the two before
-    // them as well. Kernels of single precision have no registers left for it.
+    // Bits of the last fragments of a stage, for `once_read`; at the end of all steps those of the two before join them.
+    // Kernels of single precision have no registers left for it.
     const auto last_read = [&] {
         unsigned bits = a[(ALL - 1) % 2].read_bits();
 #pragma unroll

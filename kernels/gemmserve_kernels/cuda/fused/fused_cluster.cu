@@ -212,7 +212,7 @@ GEMM_DEVICE void leave(const Pipeline& pipeline, const Turn& turn, int thread, u
 GEMM_DEVICE void consume(const FusedParams& params, const Pipeline& pipeline, int group, int thread) {
     const GemmParams& gemm = params.gemm;
     const GroupMultiply multiply(thread, group);
-    const unsigned zero = static_cast<unsigned>(gemm.conjugate_a);  // which this kernel is told by its source
+    const unsigned zero = static_cast<unsigned>(gemm.conjugate_a);  // 0: conjugation is in this kernel's source
     Meeting meeting{pipeline.together + group * static_cast<int>(sizeof(Barrier))};
     Turn turn;
     unsigned chunks = 0;

@@ -269,7 +269,7 @@ GEMM_DEVICE void consume(
     const Rows rows(thread_again());
     const WarpStages stages{pipeline, row_barriers, warp_number()};
     const int first_row = stages.warp * Config::ROWS;
-    const unsigned zero = static_cast<unsigned>(gemm.conjugate_a);  // which this kernel is told by its source
+    const unsigned zero = static_cast<unsigned>(gemm.conjugate_a);  // 0: conjugation is in this kernel's source
     Meeting meeting{pipeline.together};
     unsigned turns = 0;
     for (unsigned number = blockIdx.x;; number += gridDim.x) {

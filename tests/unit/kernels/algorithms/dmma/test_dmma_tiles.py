@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from kernel_sources import SourceRecorder, matrix
 
+from gemmserve_kernels.algorithms.dmma import gemm as dmma
 from gemmserve_kernels.algorithms.dmma.tile import TILES, choose, run_of
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.problem.operand import Operand
@@ -60,3 +62,14 @@ def test_runs_are_short_where_a_blas_would_cut_k():
     assert (run(100, k=513), run(100, k=8192), run(100, k=8193)) == (64, 64, 256)
     assert run(4096) == 512
     assert all(run(n) % tile.block_k == 0 for n in (1, 1024, 8192) for tiles in TILES.values() for tile in tiles)
+
+
+def test_the_kernel_is_told_of_conjugation_by_its_source_alone():
+    """The flag among a product's arguments is the 0 that the compiler must not know (once_read in ptx/hopper.cuh)."""
+    x, recorder = matrix("complex128", rows=512, columns=512), SourceRecorder()
+    dmma.run_gemm(
+        recorder, GemmProblem.build(Operand.of(x), Operand.of(x), trans_a="C", trans_b="R"), None, x, x, None, x
+    )
+    ((source, _, options),) = recorder.launched
+    assert dict(source.defines)["CONJUGATE_A"] == "1"
+    assert (options["params"].gemm.conjugate_a, options["params"].gemm.conjugate_b) == (0, 0)

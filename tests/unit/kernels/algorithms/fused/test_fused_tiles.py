@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from kernel_sources import SourceRecorder, matrix
 
 from gemmserve_kernels.algorithms.fused import gemm as fused
 from gemmserve_kernels.algorithms.fused.tile import FusedTile, choose_tile, chunks
@@ -230,3 +231,20 @@ def test_what_is_asked_for_by_name_is_done():
     for case in (problem(256, 8192, 8192), problem(64, 64, 64)):
         assert fused.supports(dataclasses.replace(case, config=asked), H200) is None
     assert "9.0" in fused.supports(dataclasses.replace(problem(64, 64, 64), config=asked), KNOWN["A100"])
+
+
+@pytest.mark.parametrize("shape", [(256, 256, 256), (64, 4096, 512)], ids=str)
+def test_kernels_are_told_of_conjugation_by_their_source_alone(shape):
+    """The flag among a product's arguments is the 0 that the compiler must not know (once_read in ptx/hopper.cuh)."""
+    m, n, k = shape
+    a, b = matrix("complex64", rows=m, columns=k), matrix("complex64", rows=k, columns=n)
+    recorder = SourceRecorder()
+    product = GemmProblem.build(Operand.of(a), Operand.of(b), trans_a="R", trans_b="R", compute="3xfp16")
+    fused.run_gemm(recorder, product, None, a, b, None, matrix("complex64", rows=m, columns=n))
+    multiplied = [
+        (source, options["params"]) for source, entry, options in recorder.launched if entry != "fused_columns"
+    ]
+    assert multiplied
+    for source, params in multiplied:
+        assert dict(source.defines)["CONJUGATE_A"] == "1"
+        assert (params.gemm.conjugate_a, params.gemm.conjugate_b) == (0, 0)
