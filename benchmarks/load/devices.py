@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import statistics
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import psutil
 from benchmarks.load import block_trace
-from benchmarks.load.asking import Skipped, figure, jobs, small
+from benchmarks.load.asking import Skipped, figure, jobs, small, together
 from benchmarks.load.gauges import Gauges
 from benchmarks.load.stage import PATIENCE_S, absolute_path, pairs, serving, settled
 from benchmarks.service.servers import end_with_parent, free_port
@@ -30,6 +31,8 @@ COMPLEX64 = 8
 MATRICES = 6
 """Matrices that the host's memory must hold for a product: three, those of the client, and as much for the arena."""
 END_S = 30.0
+SHARED_ARENA = 8 << 30
+"""Bytes of the host arena of each of two servers: results are deleted as they come."""
 
 
 def counts(stage):
@@ -69,6 +72,51 @@ def small_jobs(stage):
     yield from rate_figures(stage, serving, (stage.sizes.spread,), "", 10)
     yield from rate_figures(stage, serving, (stage.sizes.spread,), ", by map", 100, work="mapped")
     yield from rate_figures(stage, serving, stage.sizes.larges[-1:], "", 2)
+
+
+def servers(stage):
+    """Jobs a second of two servers, a device and half of the clients each, over those of one of the two alone. Raises
+    Skipped with one device.
+    """
+    if stage.kernels["devices"] < 2:
+        raise Skipped("one device")
+    n, half = stage.sizes.spread, len(stage.clients) // 2
+    halves = stage.clients[:half], stage.clients[half:]
+    room = dict.fromkeys(("GEMMSERVE_HOST_ARENA_BYTES", "GEMMSERVE_ARENA_AHEAD_BYTES"), str(SHARED_ARENA))
+    with contextlib.ExitStack() as stack:
+        both = [stack.enter_context(serving(each, stage.folder, **room)) for each in counts(stage)[-1].split(",")]
+        for server in both:
+            settled(server)
+        operands = [pairs(clients[0], server, n) for clients, server in zip(halves, both, strict=True)]
+        for work, what, count in (("jobs", "", 10), ("mapped", ", by map", 100)):
+            command = {"work": work, "depth": stage.sizes.depth, "then": "delete"}
+            alone = None
+            for used in (both[:1], both):
+                with_clients = list(zip(used, operands, halves, strict=False))
+                by_each(stage, with_clients, count=count * half, **command)
+                with contextlib.ExitStack() as watched:
+                    gauges = [watched.enter_context(Gauges(server)) for server in used]
+                    found = by_each(stage, with_clients, seconds=stage.sizes.turn_s, **command)
+                rate = sum(each["count"] / each["seconds"] for each in found)
+                yield figure(
+                    f"{n}^3 by {len(used)} of two servers{what}", "jobs/s", rate,
+                    2 * alone if alone else 1 / stage.kernel_s(n), "twice one server" if alone else "kernel loop",
+                    gauges=gauges[0], client_cpu=sum(each["client_cpu"] for each in found),
+                    count=sum(each["count"] for each in found), cpu_of_each=[each.document()["cpu"] for each in gauges],
+                )  # fmt: skip
+                alone = rate
+
+
+def by_each(stage, servers_with_clients, **command):
+    """Run jobs on several servers at one time, (server, operands, clients) each; return the answers of `jobs`."""
+    found = [None] * len(servers_with_clients)
+
+    def run(number):
+        server, operands, clients = servers_with_clients[number]
+        found[number] = jobs(stage, server.url, operands, clients=clients, **command)
+
+    together([functools.partial(run, number) for number in range(len(found))])
+    return found
 
 
 def joined(stage):

@@ -383,11 +383,20 @@ ROWS = {
     "results": results,
     "owners": owners,
     "two-devices": devices.small_jobs,
+    "two-servers": devices.servers,
     "joined-devices": devices.joined,
     "large-product": devices.streamed,
     "larger-product": devices.larger,
     "first-product": first_product,
 }
 """By the name that `--only` takes, in the order in which they are measured."""
-WITH_OWN_SERVERS = ("owners", "two-devices", "joined-devices", "large-product", "larger-product", "first-product")
+WITH_OWN_SERVERS = (
+    "owners",
+    "two-devices",
+    "two-servers",
+    "joined-devices",
+    "large-product",
+    "larger-product",
+    "first-product",
+)
 """Rows before which the shared server ends."""

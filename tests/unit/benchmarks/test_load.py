@@ -16,8 +16,8 @@ import pytest
 from benchmark_scripts import ROOT, load_package, load_service
 
 exchanges, histogram = load_service("exchanges", "histogram")
-client, first_products, gauges, report, rows, sizes, stage = load_package(
-    "benchmarks.load", "client", "first_products", "gauges", "report", "rows", "sizes", "stage"
+client, devices, first_products, gauges, report, rows, sizes, stage = load_package(
+    "benchmarks.load", "client", "devices", "first_products", "gauges", "report", "rows", "sizes", "stage"
 )
 COMMITTED = sorted((ROOT / "docs" / "benchmarks").glob("load-*.json"))
 
@@ -330,8 +330,9 @@ def test_every_row_is_measured_on_the_cpu(tmp_path) -> None:
     done = command("run", "--device", "cpu", "--tiny", "--output", output, "--data", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(output.read_text())
-    assert {each["row"] for each in found["figures"]} == set(rows.ROWS) - {"two-devices"}
-    assert found["not_measured"].pop("two-devices") == "one device"
+    assert {each["row"] for each in found["figures"]} == set(rows.ROWS) - {"two-devices", "two-servers"}
+    for row in ("two-devices", "two-servers"):
+        assert found["not_measured"].pop(row) == "one device"
     assert not found["not_measured"].keys() - {"submissions"}  # the part that needs the SDK's submit_many
     for each in found["figures"]:
         assert each["ratio"] == pytest.approx(each["achieved"] / each["bound"])
@@ -351,6 +352,23 @@ def test_every_row_is_measured_on_the_cpu(tmp_path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["load.json"]  # servers took their data along
     assert command("report", output).returncode == 0
     assert "## small-beside-large" in output.with_suffix(".md").read_text()
+
+
+@pytest.mark.slow
+def test_two_servers_have_half_of_the_clients_each(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(str(ROOT / package) for package in ("client", "kernels", "service"))
+    )
+    with stage.Stage("cpu", sizes.TINY, tmp_path) as found:
+        found.kernels["devices"] = 2
+        figures = list(devices.servers(found))
+    assert [each["case"] for each in figures] == [
+        f"32^3 by {used} of two servers{what}" for what in ("", ", by map") for used in (1, 2)
+    ]
+    for one, two in (figures[:2], figures[2:]):
+        assert two["bound"] == pytest.approx(2 * one["achieved"])
+        assert [len(each["cpu_of_each"]) for each in (one, two)] == [1, 2]
+        assert min(cpu["front"] for cpu in two["cpu_of_each"]) > 0
 
 
 def test_a_row_that_there_is_not_is_refused() -> None:

@@ -17,7 +17,10 @@ _TINY: Final = 128**2
 _SMALL: Final = 384**2
 _MEDIUM: Final = 768**2
 """Elements of all results below which tensor cores do not keep up with a BLAS that cuts k into many parts, runs are
-short, and runs are not long. From there on cuBLAS 13 on an H200 has no smaller errors than they have."""
+short, and runs are not long. From there on cuBLAS 13 on an H200 has no smaller errors than they have, but in float64."""
+_CUT: Final = 2048**2
+"""The same of float64: data dense in 64 steps of k alone are off by 1.3 to 2.3 u there by cuBLAS (1024 x 1024 x 4096,
+1536 x 1536 x 2048 to 8192), and by 3.1 to 4.5 u in one sum. At 2048 x 2048 both have one."""
 
 
 def is_tiny(problem: GemmProblem | GemmReduceProblem) -> bool:
@@ -35,6 +38,11 @@ def is_small(problem: GemmProblem | GemmReduceProblem) -> bool:
 def is_medium(problem: GemmProblem | GemmReduceProblem) -> bool:
     """Whether it would cut a k of some hundred steps."""
     return _elements(problem) < _MEDIUM
+
+
+def is_cut(problem: GemmProblem | GemmReduceProblem) -> bool:
+    """Whether it would cut k of real numbers in double precision, of however many steps."""
+    return problem.dtype.name == "float64" and _elements(problem) < _CUT
 
 
 def _elements(problem: GemmProblem | GemmReduceProblem) -> int:

@@ -52,15 +52,19 @@ def test_every_device_has_a_tile_for_everything(name):
 
 
 def test_runs_are_short_where_a_blas_would_cut_k():
-    def run(n, batch=1, k=512):
-        a, b = (Operand.contiguous((batch, *shape), np.dtype(np.complex128)) for shape in ((n, k), (k, n)))
+    def run(n, batch=1, k=512, dtype=np.complex128):
+        a, b = (Operand.contiguous((batch, *shape), np.dtype(dtype)) for shape in ((n, k), (k, n)))
         return run_of(GemmProblem.build(a, b, None))
 
     assert run(1536) == run(768) == run(128, batch=36) == 256
     assert run(767) == run(384) == run(128, batch=9) == 64
     assert run(383) == run(128) == run(128, batch=8) == 16
     assert (run(100, k=513), run(100, k=8192), run(100, k=8193)) == (64, 64, 256)
-    assert run(4096) == 512
+    assert run(4096) == run(4096, dtype=np.float64) == 512
+    assert run(2048, dtype=np.float64) == run(1024, batch=4, dtype=np.float64) == 256
+    assert run(2047, dtype=np.float64) == run(1024, batch=3, k=32768, dtype=np.float64) == 64
+    assert run(1024, k=32769, dtype=np.float64) == run(100, k=32769, dtype=np.float64) == 256
+    assert (run(100, dtype=np.float64), run(100, k=513, dtype=np.float64)) == (16, 64)
     assert all(run(n) % tile.block_k == 0 for n in (1, 1024, 8192) for tiles in TILES.values() for tile in tiles)
 
 
