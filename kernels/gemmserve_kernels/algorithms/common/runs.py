@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 _TINY_K: Final = 2048
 """Steps of k up to which a tiny product is one. Longer sums are cut into parts by kernels of tensor cores, too."""
 _TINY: Final = 128**2
-_SMALL: Final = 384**2
+_SMALL: Final = 512**2
 _MEDIUM: Final = 768**2
 """Elements of all results below which tensor cores do not keep up with a BLAS that cuts k into many parts, runs are
-short, and runs are not long. From there on cuBLAS 13 on an H200 has no smaller errors than they have, but in float64."""
-_CUT: Final = 2048**2
-"""The same of float64: data dense in 64 steps of k alone are off by 1.3 to 2.3 u there by cuBLAS (1024 x 1024 x 4096,
-1536 x 1536 x 2048 to 8192), and by 3.1 to 4.5 u in one sum. At 2048 x 2048 both have one."""
+short, and runs are not long. At 512^2 one sum of each element has cuBLAS's own errors on an H200, below up to 2.5 times
+as large ones."""
+_CUT: Final = {"complex64": 1536**2, "complex128": 1024**2, "float64": 2048**2}
+"""The same where only a k of some thousand steps is cut, by dtype. Data dense in 64 steps of k alone are off by 1.3 to
+2.3 u in float64 by cuBLAS 13 (1024 x 1024 x 4096, 1536 x 1536 x 2048 to 8192), by 3.1 to 4.5 u in one sum. From there
+on both have one."""
 
 
 def is_tiny(problem: GemmProblem | GemmReduceProblem) -> bool:
@@ -41,8 +43,8 @@ def is_medium(problem: GemmProblem | GemmReduceProblem) -> bool:
 
 
 def is_cut(problem: GemmProblem | GemmReduceProblem) -> bool:
-    """Whether it would cut k of real numbers in double precision, of however many steps."""
-    return problem.dtype.name == "float64" and _elements(problem) < _CUT
+    """Whether it would cut a long k of a product that is none of those."""
+    return _elements(problem) < _CUT.get(problem.dtype.name, 0)
 
 
 def _elements(problem: GemmProblem | GemmReduceProblem) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from gemmserve_kernels.algorithms.common.runs import is_small
+from gemmserve_kernels.algorithms.common.runs import is_cut, is_small
 from gemmserve_kernels.algorithms.common.splits import PITCH, is_wide
 from gemmserve_kernels.algorithms.wgmma.tile import ALIGNMENT, MAX_STAGES, STATIC_SHARED, WgmmaTile
 from gemmserve_kernels.device.tensor_map import MAX_STRIDE
@@ -178,12 +178,19 @@ less than a hundredth to the error of rounding to float16, 2.1e-4."""
 
 
 def promotion(
-    scheme: Arithmetic, is_complex: bool, k: int, *, wide: bool = False, few: bool = False, small: bool = False
+    scheme: Arithmetic,
+    is_complex: bool,
+    k: int,
+    *,
+    wide: bool = False,
+    few: bool = False,
+    small: bool = False,
+    cut: bool = False,
 ) -> int:
     """Steps of k between promotions. Every tile has the same: only the split of k shows in the result's bits.
 
-    `wide`: results of float16 operands that keep more than float16 does. `few`, `small`: a BLAS would cut k
-    (`has_few_tiles`, `is_small`).
+    `wide`: results of float16 operands that keep more than float16 does. `few`, `small`, `cut`: a BLAS would
+    cut k (`has_few_tiles`, `is_small`, `is_cut`).
     """
     if scheme == "fp16":
         return 64 if wide or k > _FLOAT16_LONG else 0
@@ -195,7 +202,7 @@ def promotion(
         return 32
     if k <= _SHORT[is_complex] or (is_complex and small):
         return 16 if is_complex else 32
-    return 32 if few or (is_complex and k < _LONG) else 64
+    return 32 if few or (is_complex and (k < _LONG or cut)) else 64
 
 
 def has_few_tiles(problem: GemmProblem, spec: DeviceSpec) -> bool:
@@ -261,7 +268,9 @@ def _completions(
 ) -> Iterator[WgmmaTile]:
     """Every candidate with the overrides of `config` in place, and every way to split k, that `spec` can run."""
     few = has_few_tiles(problem, spec)
-    promote = config.promote or promotion(scheme, is_complex, problem.k, wide=wide, few=few, small=is_small(problem))
+    promote = config.promote or promotion(
+        scheme, is_complex, problem.k, wide=wide, few=few, small=is_small(problem), cut=is_cut(problem)
+    )
     for candidate in _fitting(_CANDIDATES[scheme, is_complex], promote):
         base = _overridden(candidate.tile(scheme, is_complex), config, spec)
         for tile in _splits(base, config.split_k, problem, spec):

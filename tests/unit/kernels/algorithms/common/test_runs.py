@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gemmserve_kernels.algorithms.common.runs import is_medium, is_small
+from gemmserve_kernels.algorithms.common.runs import is_cut, is_medium, is_small
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.dispatch.routes import candidates, plan_gemm
 from gemmserve_kernels.problem.config import GemmConfig
@@ -17,9 +17,11 @@ from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
     ("batch", "m", "n", "small", "medium"),
     [
         (1, 97, 83, True, True),
-        (1, 384, 384, False, True),
+        (1, 511, 512, True, True),
+        (1, 512, 512, False, True),
         (1, 1, 100_000, True, True),
-        (200, 32, 32, False, True),
+        (250, 32, 32, True, True),
+        (300, 32, 32, False, True),
         (1, 768, 768, False, False),
         (600, 32, 32, False, False),
     ],
@@ -29,6 +31,19 @@ def test_all_results_count(batch, m, n, small, medium, reduces):
     a, b = (Operand.contiguous((batch, *shape), np.dtype(np.complex64)) for shape in ((m, 131), (131, n)))
     problem = GemmReduceProblem.build(a, b, reduce=["sum"], axis=["n"]) if reduces else GemmProblem.build(a, b, None)
     assert (is_small(problem), is_medium(problem)) == (small, medium)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "least"), [("float32", 0), ("complex64", 1536), ("complex128", 1024), ("float64", 2048)]
+)
+def test_a_long_k_of_larger_ones_is_cut_too(dtype, least):
+    def cut(n, batch=1):
+        a = Operand.contiguous((batch, n, n), np.dtype(dtype))
+        return is_cut(GemmProblem.build(a, a, None))
+
+    assert cut(256) == cut(max(1, least - 1)) == cut(256, 15) == (least > 0)
+    assert not cut(max(1, least))
+    assert not cut(256, max(1, (least // 256) ** 2))
 
 
 @pytest.mark.parametrize(

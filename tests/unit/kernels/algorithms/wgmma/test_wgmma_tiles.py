@@ -42,13 +42,15 @@ def test_every_candidate_fits_and_has_the_promotion_of_its_k(scheme, is_complex)
         candidates
     )
     for k in (64, 1000, 4000, 1 << 20):
-        tile = resolve(None, problem(1000, 1000, k, dtype=dtype_of(scheme, is_complex)), H200, scheme)
+        tile = resolve(None, problem(1536, 1536, k, dtype=dtype_of(scheme, is_complex)), H200, scheme)
         assert tile.promote == promotion(scheme, is_complex, k)
 
 
 def test_promotions_by_k():
     """What the models found: short sums where k is short, long ones where rounding is what counts."""
     assert [promotion("3xfp16", True, k) for k in (1, 512, 513, 6143, 6144, 1 << 24)] == [16, 16, 32, 32, 64, 64]
+    assert {promotion("3xfp16", True, k, cut=True) for k in (513, 6144, 1 << 24)} == {32}
+    assert {promotion("3xfp16", True, k, small=True, cut=True) for k in (513, 6144)} == {16}
     assert [promotion("3xfp16", False, k) for k in (1, 1024, 1025, 1 << 24)] == [32, 32, 64, 64]
     assert {promotion("3xfp16-3m", True, k) for k in (1, 1024, 1 << 24)} == {64}
     assert {promotion("1xfp16", c, k) for c in (True, False) for k in (1, 1024)} == {0}
