@@ -163,8 +163,8 @@ def markdown(document):
         f"{document['cases']} products, their shapes, dtypes and {document['kinds']} kinds of data drawn at random: "
         f"m and n from 16 to {2**MOST:.0f}, k from 16 to {2**DEEPEST:.0f}, spread evenly by their logarithms, "
         f"{PRODUCTS:.1e} multiplications at most. **{document['beyond']} are beyond the limit of `auto`**, "
-        "max(4 u, twice the vendor's own error) but for kinds with a bound of their own, by moduli or by a part. Errors "
-        "are over (|A| |B|)."
+        "max(4 u, twice the vendor's own error) but for kinds with a bound of their own, by moduli or by a part. "
+        "Errors are over (|A| |B|)."
     )
     lines += ["", said, ""]
     columns = ("dtype", "by", "cases", "beyond the limit", "worst over its limit")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from gemmserve_kernels.algorithms.common.runs import is_cut, is_medium, is_small
+from gemmserve_kernels.algorithms.common.runs import is_cut, is_medium
 from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.errors import ConfigInfeasible
 from gemmserve_kernels.problem.operand import real_dtype
@@ -29,7 +29,7 @@ _BYTES: Final[dict[Kind, int]] = {
 
 _SHORTEST_RUN: Final = 16
 _SHORT_RUN: Final = 64
-"""Runs of small and of medium products (`runs`) of a k up to twice their square: longer sums have longer runs."""
+"""Runs of products that are not large (`is_medium`), of a k up to twice their square: longer sums have longer runs."""
 _MANY_RUNS: Final = 512
 """Runs of `_SHORT_RUN` that a product has at most: adding up more of them loses more than short runs gain."""
 _RUN: Final = 256
@@ -124,7 +124,7 @@ COPIED_TILES: Final[dict[Kind, DmmaTile]] = {
 def run_of(problem: GemmProblem | GemmReduceProblem) -> int:
     """Steps of k that are summed up one after another before ordinary units add up the sums."""
     if problem.k <= _SHORT_RUN**2 * 2 and is_medium(problem):
-        return _SHORTEST_RUN if problem.k <= _SHORTEST_RUN**2 * 2 and is_small(problem) else _SHORT_RUN
+        return _SHORTEST_RUN if problem.k <= _SHORTEST_RUN**2 * 2 else _SHORT_RUN
     if problem.k <= _SHORT_RUN * _MANY_RUNS and is_cut(problem):
         return _SHORT_RUN
     return _LONG_RUN if problem.m * problem.n >= _LARGE else _RUN

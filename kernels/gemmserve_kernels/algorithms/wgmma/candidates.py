@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from gemmserve_kernels.algorithms.common.runs import is_cut, is_small
+from gemmserve_kernels.algorithms.common.runs import is_cut, is_medium, is_small
 from gemmserve_kernels.algorithms.common.splits import PITCH, is_wide
 from gemmserve_kernels.algorithms.wgmma.tile import ALIGNMENT, MAX_STAGES, STATIC_SHARED, WgmmaTile
 from gemmserve_kernels.device.tensor_map import MAX_STRIDE
@@ -164,6 +164,10 @@ _SHORT: Final = {True: 512, False: 1024}
 exceed the rounding of a BLAS that splits k (model: 1.0e-7 against 1.4e-7 at k = 512; cuBLAS 1.0e-7 on an H200)."""
 
 
+_SMALL_LONG: Final = 4096
+"""The same of complex data where a BLAS cuts a short k, too. In longer sums that one term dominates every promotion
+rounds it (H200, exp(6 N(0, 1)), 192 x 974 x 15541, every 16 steps: 36 u, cuBLAS 12)."""
+
 _CUT_TILES: Final = 4
 """Multiprocessors for each 128 x 128 tile of a product from which on a BLAS cuts k into many parts, and has few
 roundings one after another: then every promotion counts, and so does every cut of k. H200, float32, 512 x 512 of one
@@ -200,9 +204,9 @@ def promotion(
         return 64
     if is_wide(scheme):
         return 32
-    if k <= _SHORT[is_complex] or (is_complex and small):
+    if k <= _SHORT[is_complex] or (is_complex and small and k <= _SMALL_LONG):
         return 16 if is_complex else 32
-    return 32 if few or (is_complex and (k < _LONG or cut)) else 64
+    return 32 if few or cut or (is_complex and k < _LONG) else 64
 
 
 def has_few_tiles(problem: GemmProblem, spec: DeviceSpec) -> bool:
@@ -252,7 +256,8 @@ def resolve(
     config = config or GemmConfig()
     config.only("wgmma", _FIELDS)
     is_complex = problem.dtype.kind == "c"
-    most = _CUT_STEPS if scheme == "3xfp16" and not is_complex and has_few_tiles(problem, spec) else problem.k
+    cut = scheme == "3xfp16" and (has_few_tiles(problem, spec) or is_medium(problem))
+    most = _CUT_STEPS if cut else problem.k
     best = min(
         _completions(config, scheme, is_complex, problem, spec, wide=wide),
         key=lambda tile: (max(most, -(-problem.k // (tile.split * tile.parts))), _cycles(tile, problem, spec)),

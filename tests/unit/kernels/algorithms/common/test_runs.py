@@ -34,14 +34,14 @@ def test_all_results_count(batch, m, n, small, medium, reduces):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "least"), [("float32", 0), ("complex64", 1536), ("complex128", 1024), ("float64", 2048)]
+    ("dtype", "least"), [("float16", 0), ("float32", 768), ("complex64", 1536), ("complex128", 1024), ("float64", 2048)]
 )
 def test_a_long_k_of_larger_ones_is_cut_too(dtype, least):
     def cut(n, batch=1):
         a = Operand.contiguous((batch, n, n), np.dtype(dtype))
         return is_cut(GemmProblem.build(a, a, None))
 
-    assert cut(256) == cut(max(1, least - 1)) == cut(256, 15) == (least > 0)
+    assert cut(256) == cut(max(1, least - 1)) == cut(256, 8) == (least > 0)
     assert not cut(max(1, least))
     assert not cut(256, max(1, (least // 256) ** 2))
 
@@ -62,3 +62,12 @@ def test_tiny_products_of_complex64_are_not_cut_into_float16_by_auto(dtype, n, k
     assert ("3xfp16" not in taken) == tiny
     named = GemmProblem.build(a, b, None, config=GemmConfig(algorithm="wgmma"))
     assert plan_gemm(named, KNOWN["H200"]).algorithm == "wgmma"
+
+
+@pytest.mark.parametrize(("n", "offered"), [(1024, False), (2047, False), (2048, True)])
+def test_residues_of_float64_are_left_to_products_whose_k_no_blas_cuts(n, offered):
+    a, b = (Operand.contiguous(shape, np.dtype("float64")) for shape in ((n, 16384), (16384, n)))
+    taken = {each.algorithm for each in candidates(GemmProblem.build(a, b, None), KNOWN["H200"])}
+    assert ("ozaki" in taken) == offered
+    named = GemmProblem.build(a, b, None, compute="ozaki")
+    assert plan_gemm(named, KNOWN["H200"]).algorithm == "ozaki"

@@ -57,8 +57,8 @@ def test_runs_are_short_where_a_blas_would_cut_k():
         return run_of(GemmProblem.build(a, b, None))
 
     assert run(1536) == run(1024) == run(128, batch=64) == 256
-    assert run(1023) == run(767) == run(512) == run(128, batch=16) == 64
-    assert run(511) == run(128) == run(128, batch=15) == 16
+    assert run(1023) == run(768) == run(128, batch=36) == 64
+    assert run(767) == run(128) == run(128, batch=35) == 16
     assert (run(100, k=513), run(100, k=32768), run(100, k=32769)) == (64, 64, 256)
     assert run(4096) == run(4096, dtype=np.float64) == 512
     assert run(2048, dtype=np.float64) == run(1024, batch=4, dtype=np.float64) == 256

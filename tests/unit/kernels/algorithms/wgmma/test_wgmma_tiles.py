@@ -50,7 +50,8 @@ def test_promotions_by_k():
     """What the models found: short sums where k is short, long ones where rounding is what counts."""
     assert [promotion("3xfp16", True, k) for k in (1, 512, 513, 6143, 6144, 1 << 24)] == [16, 16, 32, 32, 64, 64]
     assert {promotion("3xfp16", True, k, cut=True) for k in (513, 6144, 1 << 24)} == {32}
-    assert {promotion("3xfp16", True, k, small=True, cut=True) for k in (513, 6144)} == {16}
+    assert [promotion("3xfp16", True, k, small=True, cut=True) for k in (513, 4096, 4097, 1 << 24)] == [16, 16, 32, 32]
+    assert {promotion("3xfp16", False, k, cut=True) for k in (1, 1025, 1 << 24)} == {32}
     assert [promotion("3xfp16", False, k) for k in (1, 1024, 1025, 1 << 24)] == [32, 32, 64, 64]
     assert {promotion("3xfp16-3m", True, k) for k in (1, 1024, 1 << 24)} == {64}
     assert {promotion("1xfp16", c, k) for c in (True, False) for k in (1, 1024)} == {0}
