@@ -506,7 +506,30 @@ def first_of_large(part, how):
     return f"{min(run[0] for run in runs):.2f} s"
 
 
+def drawn_at_random():
+    """Return how many products drawn at random are beyond what `auto` is to hold."""
+    found = report("random-accuracy-nvidia-h200")
+    worst = max(case["ratio"] for case in found["near"])
+    return f"{found['beyond']} of {found['cases']:,} are beyond it, by {worst:.2f} times at most"
+
+
+def servers(case):
+    """Return products a second of that case of the load test with a server for each of two devices."""
+    (found,) = (each for each in report("load-two-servers-nvidia-h200-x2")["figures"] if each["case"] == case)
+    return found["achieved"]
+
+
+def servers_gain(what):
+    """Return how many times the products of one server two have, a device each."""
+    one, two = (servers(f"1024^3 by {count} of two servers{what}") for count in (1, 2))
+    return f"{two / one:.2f}"
+
+
 FIGURES = {
+    "accuracy.random": drawn_at_random,
+    "servers.jobs": lambda: servers_gain(""),
+    "servers.map": lambda: servers_gain(", by map"),
+    "servers.rate": lambda: f"{servers('1024^3 by 2 of two servers, by map'):,.0f}",
     "launchers": launchers,
     "peers.one": lambda: peers("one device"),
     "peers.device": lambda: peers("two, panels from the other"),

@@ -19,10 +19,10 @@ _MEDIUM: Final = 768**2
 """Elements of all results below which tensor cores do not keep up with a BLAS that cuts k into many parts, runs are
 short, and runs are not long. At 512^2 one sum of each element has cuBLAS's own errors on an H200, below up to 2.5 times
 as large ones."""
-_CUT: Final = {"float32": 768**2, "complex64": 1536**2, "complex128": 1024**2, "float64": 2048**2}
-"""The same where only a k of some thousand steps is cut, by dtype. Data dense in 64 steps of k alone are off by 1.3 to
-2.3 u in float64 by cuBLAS 13 (1024 x 1024 x 4096, 1536 x 1536 x 2048 to 8192), by 3.1 to 4.5 u in one sum. From there
-on both have one."""
+_CUT: Final = {"complex128": 1024**2, "float64": 2048**2}
+"""The same where a k of some thousand steps is cut, by dtype; `_MEDIUM` of others. Data dense in 64 steps of k alone are
+off by 1.3 to 2.3 u in float64 by cuBLAS 13 (1024 x 1024 x 4096, 1536 x 1536 x 2048 to 8192), by 3.1 to 4.5 u in one
+sum. From there on both have one."""
 
 
 def is_tiny(problem: GemmProblem | GemmReduceProblem) -> bool:
@@ -43,8 +43,8 @@ def is_medium(problem: GemmProblem | GemmReduceProblem) -> bool:
 
 
 def is_cut(problem: GemmProblem | GemmReduceProblem) -> bool:
-    """Whether it would cut a long k of a product that is none of those."""
-    return _elements(problem) < _CUT.get(problem.dtype.name, 0)
+    """Whether it would cut a k of some thousand steps."""
+    return _elements(problem) < _CUT.get(problem.dtype.name, _MEDIUM)
 
 
 def _elements(problem: GemmProblem | GemmReduceProblem) -> int:

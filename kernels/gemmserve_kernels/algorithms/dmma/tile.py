@@ -29,9 +29,7 @@ _BYTES: Final[dict[Kind, int]] = {
 
 _SHORTEST_RUN: Final = 16
 _SHORT_RUN: Final = 64
-"""Runs of products that are not large (`is_medium`), of a k up to twice their square: longer sums have longer runs."""
-_MANY_RUNS: Final = 512
-"""Runs of `_SHORT_RUN` that a product has at most: adding up more of them loses more than short runs gain."""
+"""Runs of products whose k a BLAS cuts (`runs`), of a k up to twice their square: longer sums have longer runs."""
 _RUN: Final = 256
 _LONG_RUN: Final = 512
 _LARGE: Final = 3072**2
@@ -123,9 +121,9 @@ COPIED_TILES: Final[dict[Kind, DmmaTile]] = {
 
 def run_of(problem: GemmProblem | GemmReduceProblem) -> int:
     """Steps of k that are summed up one after another before ordinary units add up the sums."""
-    if problem.k <= _SHORT_RUN**2 * 2 and is_medium(problem):
-        return _SHORTEST_RUN if problem.k <= _SHORTEST_RUN**2 * 2 else _SHORT_RUN
-    if problem.k <= _SHORT_RUN * _MANY_RUNS and is_cut(problem):
+    if problem.k <= _SHORTEST_RUN**2 * 2 and is_medium(problem):
+        return _SHORTEST_RUN
+    if problem.k <= _SHORT_RUN**2 * 2 and is_cut(problem):
         return _SHORT_RUN
     return _LONG_RUN if problem.m * problem.n >= _LARGE else _RUN
 

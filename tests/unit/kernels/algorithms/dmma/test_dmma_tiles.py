@@ -59,11 +59,11 @@ def test_runs_are_short_where_a_blas_would_cut_k():
     assert run(1536) == run(1024) == run(128, batch=64) == 256
     assert run(1023) == run(768) == run(128, batch=36) == 64
     assert run(767) == run(128) == run(128, batch=35) == 16
-    assert (run(100, k=513), run(100, k=32768), run(100, k=32769)) == (64, 64, 256)
+    assert (run(100, k=513), run(100, k=8192), run(100, k=8193)) == (64, 64, 256)
     assert run(4096) == run(4096, dtype=np.float64) == 512
     assert run(2048, dtype=np.float64) == run(1024, batch=4, dtype=np.float64) == 256
-    assert run(2047, dtype=np.float64) == run(1024, batch=3, k=32768, dtype=np.float64) == 64
-    assert run(1024, k=32769, dtype=np.float64) == run(100, k=32769, dtype=np.float64) == 256
+    assert run(2047, dtype=np.float64) == run(1024, batch=3, k=8192, dtype=np.float64) == 64
+    assert run(1024, k=8193, dtype=np.float64) == run(100, k=8193, dtype=np.float64) == 256
     assert (run(100, dtype=np.float64), run(100, k=513, dtype=np.float64)) == (16, 64)
     assert all(run(n) % tile.block_k == 0 for n in (1, 1024, 8192) for tiles in TILES.values() for tile in tiles)
 
