@@ -6,15 +6,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 
 from gemmserve._base import ClientBase, flattened, newest
 from gemmserve._calls import batch, requests
-from gemmserve._calls.flows import (
-    CLEANUP_LIMIT_S,
-    TEMPORARY_TTL_S,
-    Flow,
-    expected_of,
-    prepare,
-    submission,
-    submissions,
-)
+from gemmserve._calls.exchanges import CLEANUP_LIMIT_S, TEMPORARY_TTL_S, Flow
 from gemmserve._calls.linalg import LinearAlgebra
 from gemmserve._calls.mapped import Mapped
 from gemmserve._calls.params import (
@@ -27,6 +19,7 @@ from gemmserve._calls.params import (
     keywords,
     params_of,
 )
+from gemmserve._calls.submissions import expected_of, prepare, submission, submissions
 from gemmserve._contraction import calls as contraction
 from gemmserve._errors import APIError, GemmserveError, ParameterInvalid, numbered
 from gemmserve._handles.handle import local_array

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from gemmserve import _errors
 from gemmserve._calls import requests
-from gemmserve._calls.flows import Watch
+from gemmserve._calls.watch import Watch
 from gemmserve._handles.display import at
 from gemmserve._pickling import PickledByClient
 from gemmserve._remote import ArraySession, AsyncArraySession
@@ -15,7 +15,9 @@ from gemmserve._remote import ArraySession, AsyncArraySession
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 
-    from gemmserve._calls.flows import Expected, Flow, Flows
+    from gemmserve._calls.exchanges import Flow
+    from gemmserve._calls.flows import Flows
+    from gemmserve._calls.submissions import Expected
     from gemmserve._handles.view import Base
     from gemmserve._model import ArrayInfo, JobInfo
     from gemmserve._remote import AsyncRemoteArray, RemoteArray

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 
 from gemmserve import _errors
-from gemmserve._calls.flows import TEMPORARY_TTL_S
+from gemmserve._calls.exchanges import TEMPORARY_TTL_S
 from gemmserve._handles.protocols import NumpyHandle
 from gemmserve._handles.view import Base
 

@@ -16,7 +16,7 @@ from live_server import LiveServer, until
 
 import gemmserve
 from gemmserve import AsyncClient, Client, RetryPolicy
-from gemmserve._calls import flows
+from gemmserve._calls import arrays as array_flows
 from gemmserve._transfer import parts
 
 A = (np.arange(1 << 19) % 997).astype("c8").reshape(512, 1024)  # 4 MiB: sixteen parts here
@@ -25,8 +25,8 @@ PATIENT = RetryPolicy(attempts=8, base_s=0.01, cap_s=0.05)
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(flows, "PARTS_FROM", 1 << 20)
-    monkeypatch.setattr(flows, "PART", 1 << 18)
+    monkeypatch.setattr(array_flows, "PARTS_FROM", 1 << 20)
+    monkeypatch.setattr(array_flows, "PART", 1 << 18)
     monkeypatch.setattr(parts, "PART", 1 << 18)
 
 
@@ -187,14 +187,14 @@ def test_a_failed_upload_leaves_nothing(server, monkeypatch):
     server.wait_quiet()
     with Client(server.url) as client:
         before = client.usage()["store_bytes"]
-    original = flows.requests.send_part
+    original = array_flows.requests.send_part
 
     def send(upload_id, offset, data, **options):
         if offset == 1 << 19:
             data = memoryview(b"x" * (A.nbytes + 1))
         return original(upload_id, offset, data, **options)
 
-    monkeypatch.setattr(flows.requests, "send_part", send)
+    monkeypatch.setattr(array_flows.requests, "send_part", send)
     with Client(server.url, progress=False) as client:
         with pytest.raises(gemmserve.InvalidRequest) as caught:
             client.put(A)

@@ -15,7 +15,7 @@ from live_server import LiveServer, until
 from standing import stand_still
 
 from gemmserve import Client, RetryPolicy
-from gemmserve._calls import flows
+from gemmserve._calls import arrays as array_flows
 from gemmserve._transfer import parts
 
 A = np.random.default_rng(3).standard_normal((1 << 10, 1 << 11)).astype("c8")  # 16 MiB
@@ -38,8 +38,8 @@ def server(folder):
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
     """Parts of 4 MiB, four of them."""
-    monkeypatch.setattr(flows, "PARTS_FROM", 1 << 20)
-    monkeypatch.setattr(flows, "PART", 4 << 20)
+    monkeypatch.setattr(array_flows, "PARTS_FROM", 1 << 20)
+    monkeypatch.setattr(array_flows, "PART", 4 << 20)
     monkeypatch.setattr(parts, "PART", 4 << 20)
 
 

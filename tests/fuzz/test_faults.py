@@ -21,7 +21,7 @@ from live_server import LiveServer
 
 import gemmserve
 from gemmserve import Client, RetryPolicy
-from gemmserve._calls import flows
+from gemmserve._calls import arrays as array_flows
 from gemmserve._transfer import parts as _parts
 from gemmserve_service.tenancy.keyring import create_key
 
@@ -123,8 +123,8 @@ class Tenant:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays of some hundred KB go as those of some hundred MB do."""
-    monkeypatch.setattr(flows, "PARTS_FROM", 1 << 17)
-    for module in (flows, _parts):
+    monkeypatch.setattr(array_flows, "PARTS_FROM", 1 << 17)
+    for module in (array_flows, _parts):
         monkeypatch.setattr(module, "PART", 1 << 16)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from gemmserve import _errors
 from gemmserve._calls import params as _params
 from gemmserve._calls import requests
-from gemmserve._calls.flows import TEMPORARY_TTL_S
+from gemmserve._calls.exchanges import TEMPORARY_TTL_S
 from gemmserve._handles.handle import ArrayHandle
 from gemmserve._model import ArrayInfo
 from gemmserve._transfer.arrays import as_array, filled_again, is_fortran, npy_header, sample
@@ -24,7 +24,8 @@ from gemmserve.wire import NPY, NPZ, format_npy_header
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from gemmserve._calls.flows import Flow, Flows
+    from gemmserve._calls.exchanges import Flow
+    from gemmserve._calls.flows import Flows
     from gemmserve._transfer.arrays import AnyArray
 
 _ALIGNED: Final = 64

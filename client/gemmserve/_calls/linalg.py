@@ -20,7 +20,7 @@ from gemmserve._transfer.arrays import as_array
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gemmserve._calls.flows import Flow
+    from gemmserve._calls.exchanges import Flow
 
 Assume = Literal["general", "positive", "lower", "upper"]
 Fill = Literal["both", "lower", "upper"]

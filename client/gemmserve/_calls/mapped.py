@@ -11,14 +11,17 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from gemmserve import _errors
-from gemmserve._calls.flows import TOGETHER, Submitted, expected_of, filled, sampled, submission_of
+from gemmserve._calls.flows import TOGETHER, Submitted
 from gemmserve._calls.requests import LONG_POLL_S, Pause
+from gemmserve._calls.submissions import expected_of, filled, sampled, submission_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import TypeAlias
 
-    from gemmserve._calls.flows import Asked, Expected, Flow, Flows, Known, Sampled
+    from gemmserve._calls.exchanges import Flow
+    from gemmserve._calls.flows import Flows, Known
+    from gemmserve._calls.submissions import Asked, Expected, Sampled
     from gemmserve._model import JobInfo
 
     Outcome: TypeAlias = tuple[JobInfo, Expected] | _errors.APIError
@@ -236,7 +239,7 @@ class Mapped:
         known: Known = {}
         for number, (op, operands, params) in asked.items():
             try:
-                jobs[number] = yield from self._flows._job(op, operands, params, temporaries, known)
+                jobs[number] = yield from self._flows.job_document(op, operands, params, temporaries, known)
             except (_errors.InvalidRequest, _errors.TooLarge) as error:
                 if not self._refuse(number, error, refused):
                     break

@@ -19,7 +19,7 @@ from gemmserve._transfer.arrays import as_array
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gemmserve._calls.flows import Flow
+    from gemmserve._calls.exchanges import Flow
     from gemmserve._transfer.arrays import AnyArray
 
 PACKED: Final = 1 << 20

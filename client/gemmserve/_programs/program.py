@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
-from gemmserve._calls.flows import TEMPORARY_TTL_S
+from gemmserve._calls.exchanges import TEMPORARY_TTL_S
 from gemmserve._calls.linalg import LinearAlgebra
 from gemmserve._calls.params import EinsumStep, GemmStep, ReduceStep, TensordotStep, keywords, params_of
 from gemmserve._calls.requests import texts
@@ -19,7 +19,7 @@ from gemmserve._remote import AsyncRemoteArray, RemoteArray
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gemmserve._calls.flows import Flow
+    from gemmserve._calls.exchanges import Flow
     from gemmserve._calls.linalg import Computation
     from gemmserve._contraction.calls import Contraction
     from gemmserve._handles.lifetime import Lifetime

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve import _errors
 from gemmserve._calls import params as _params
-from gemmserve._calls.flows import prepare
+from gemmserve._calls.submissions import prepare
 from gemmserve._handles.handle import ArrayHandle, base_of
 from gemmserve._handles.lifetime import Lifetime
 from gemmserve._programs.folding import folded

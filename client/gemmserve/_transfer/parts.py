@@ -1,6 +1,6 @@
 """Large arrays in parts: an array that is received from several answers, one going on for another.
 
-No I/O here; `_calls.flows` decides what is sent, `_transport` sends it.
+No I/O here; `_calls.arrays` decides what is sent, `_transport` sends it.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from gemmserve._transport.pool import AsyncPool
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
-    from gemmserve._calls.flows import Flow
+    from gemmserve._calls.exchanges import Flow
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ from gemmserve._transport.pool import SyncPool
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from gemmserve._calls.flows import Flow
+    from gemmserve._calls.exchanges import Flow
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ import pytest
 
 import gemmserve
 from gemmserve import AsyncClient, Client
-from gemmserve._calls import flows
+from gemmserve._calls import arrays as array_flows
 
 
 @pytest.fixture
@@ -226,8 +226,8 @@ def test_views_as_operands_and_downloads(live, rng, dtype, order, monkeypatch) -
     remote = live.put(a)
     for gathered in (False, True):
         if gathered:
-            monkeypatch.setattr(flows, "SMALL_SPAN", 0)
-            monkeypatch.setattr(flows, "SPARSE", 0)
+            monkeypatch.setattr(array_flows, "SMALL_SPAN", 0)
+            monkeypatch.setattr(array_flows, "SPARSE", 0)
         for name, view in VIEWS.items():
             if (dtype == "float64" and "imag" in name) or (order == "F" and name == "reshaped"):
                 continue
@@ -267,7 +267,7 @@ def test_views_in_batches_and_jobs(live, rng) -> None:
 
 async def test_large_stretches_come_in_parts(live, app_url, rng, monkeypatch) -> None:
     for name, nbytes in (("PARTS_FROM", 1000), ("PART", 700)):
-        monkeypatch.setattr(flows, name, nbytes)
+        monkeypatch.setattr(array_flows, name, nbytes)
     a = rng.standard_normal((40, 10))
     remote = live.put(a)
     np.testing.assert_array_equal(remote[1:-1, ::-1].numpy(), a[1:-1, ::-1])
@@ -275,8 +275,8 @@ async def test_large_stretches_come_in_parts(live, app_url, rng, monkeypatch) ->
         again = await client.array(remote.id)
         np.testing.assert_array_equal(await again[7:, 1:].T.numpy(), a[7:, 1:].T)
         np.testing.assert_array_equal(await again[:, 3].numpy(), a[:, 3])
-        monkeypatch.setattr(flows, "SPARSE", 0)
-        monkeypatch.setattr(flows, "SMALL_SPAN", 0)
+        monkeypatch.setattr(array_flows, "SPARSE", 0)
+        monkeypatch.setattr(array_flows, "SMALL_SPAN", 0)
         np.testing.assert_array_equal(await again[:, 3].numpy(), a[:, 3])
     with Client(app_url, digests="always") as client:
         again = client.array(remote.id)

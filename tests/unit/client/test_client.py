@@ -167,7 +167,7 @@ async def test_everybodys_are_asked_for_by_name(call, service, method) -> None:
 
 
 async def test_listings_are_read_to_the_last_page(call, service, monkeypatch) -> None:
-    monkeypatch.setattr("gemmserve._calls.flows.PAGE", 2)
+    monkeypatch.setattr("gemmserve._calls.exchanges.PAGE", 2)
     for size in range(5):
         await call("put", np.eye(size))
     service.requests.clear()
@@ -382,7 +382,7 @@ async def test_names_and_labels(call, service) -> None:
 
 
 async def test_names_go_with_parts_and_with_jobs(call, service, monkeypatch) -> None:
-    monkeypatch.setattr("gemmserve._calls.flows.PARTS_FROM", 8)
+    monkeypatch.setattr("gemmserve._calls.arrays.PARTS_FROM", 8)
     service.script.append(problem(507, "store-full"))
     with pytest.raises(gemmserve.StoreFull):
         await call("put", np.eye(20), name="weights", labels={"run": "7"})

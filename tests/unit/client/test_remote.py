@@ -14,7 +14,7 @@ from fake_service import serving
 
 import gemmserve
 from gemmserve import Client, RemoteArray
-from gemmserve._calls import flows
+from gemmserve._calls import arrays as array_flows
 
 VIEWS = {
     "plain": lambda x: x,
@@ -201,7 +201,7 @@ def test_views_as_operands_and_downloads(client, service, random_complex, view, 
 
 
 def test_downloads_fetch_what_is_shown(client, service, monkeypatch) -> None:
-    monkeypatch.setattr(flows, "SMALL_SPAN", 0)
+    monkeypatch.setattr(array_flows, "SMALL_SPAN", 0)
     a = np.arange(4000.0).reshape(100, 40)
     remote = client.put(a)
 

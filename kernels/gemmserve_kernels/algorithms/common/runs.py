@@ -20,7 +20,7 @@ _MEDIUM: Final = 768**2
 short, and runs are not long. At 512^2 one sum of each element has cuBLAS's own errors on an H200, below up to 2.5 times
 as large ones."""
 _CUT: Final = {"complex128": 1024**2, "float64": 2048**2}
-"""The same where a k of some thousand steps is cut, by dtype; `_MEDIUM` of others. Data dense in 64 steps of k alone are
+"""The same where a k of some thousand steps is cut, by dtype; `_MEDIUM` of others. Data dense in 64 steps of k are
 off by 1.3 to 2.3 u in float64 by cuBLAS 13 (1024 x 1024 x 4096, 1536 x 1536 x 2048 to 8192), by 3.1 to 4.5 u in one
 sum. From there on both have one."""
 

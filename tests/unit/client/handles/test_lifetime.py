@@ -19,7 +19,7 @@ from fake_service import FakeService, serving
 
 import gemmserve
 from gemmserve import AsyncClient, Client
-from gemmserve._calls import flows
+from gemmserve._calls import arrays as array_flows
 from gemmserve._handles.lifetime import AutoDelete
 
 
@@ -65,7 +65,7 @@ def test_the_last_view_counts(owning, service):
 
 
 def test_views_of_any_kind_hold_their_array_and_copies_go(owning, service, monkeypatch):
-    monkeypatch.setattr(flows, "SMALL_SPAN", 0)
+    monkeypatch.setattr(array_flows, "SMALL_SPAN", 0)
     a = np.arange(12.0).reshape(3, 4)
     column = owning.put(a)[:, 1]
     gc.collect()

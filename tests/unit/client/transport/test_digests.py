@@ -12,7 +12,7 @@ from fake_service import npy
 
 import gemmserve
 from gemmserve import AsyncClient, Client, RetryPolicy
-from gemmserve._calls import flows
+from gemmserve._calls import arrays as array_flows
 from gemmserve._transfer import bodies, parts
 from gemmserve._transport import digests as _digests
 
@@ -84,8 +84,8 @@ def connect(app_url, line):
 
 @pytest.fixture
 def in_parts(monkeypatch) -> None:
-    monkeypatch.setattr(flows, "PARTS_FROM", 20_000)
-    for module in (flows, parts):
+    monkeypatch.setattr(array_flows, "PARTS_FROM", 20_000)
+    for module in (array_flows, parts):
         monkeypatch.setattr(module, "PART", 9_000)
 
 

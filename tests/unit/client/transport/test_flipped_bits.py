@@ -20,7 +20,7 @@ import pytest
 
 import gemmserve
 from gemmserve import Client, RetryPolicy
-from gemmserve._calls import flows
+from gemmserve._calls import arrays as array_flows
 from gemmserve._transfer import parts
 from gemmserve._transfer.arrays import npy_header
 
@@ -139,8 +139,8 @@ def outcomes(server: Server, text: bytes, call: Callable[[Client], object], righ
 
 
 def test_of_a_part_of_an_array(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flows, "PARTS_FROM", 1)
-    for module in (flows, parts):
+    monkeypatch.setattr(array_flows, "PARTS_FROM", 1)
+    for module in (array_flows, parts):
         monkeypatch.setattr(module, "PART", HALF)
     fields = ("Content-Type: application/x-npy", f"ETag: {ETAG}", f"Repr-Digest: {digest(FILE)}")
 
