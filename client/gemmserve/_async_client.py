@@ -20,7 +20,7 @@ from gemmserve._calls.params import (
     keywords,
     params_of,
 )
-from gemmserve._calls.submissions import prepare, submission, submissions
+from gemmserve._calls.submissions import expected_of, prepare, submission, submissions
 from gemmserve._contraction import calls as contraction
 from gemmserve._errors import APIError, GemmserveError, ParameterInvalid, numbered
 from gemmserve._handles.handle import local_array
@@ -185,18 +185,20 @@ class AsyncClient(ClientBase[AsyncIO, httpx.AsyncBaseTransport], LinearAlgebra):
         present, encoded, remote = prepare(op, operands, params)
         if not remote:
             return await self._run(self._flows.one_shot(op, present, encoded, timeout=timeout))
-        job = AsyncJob(self, await self._run(self._flows.run(op, present, encoded, timeout=timeout)))
-        return await job._result(timeout)
+        info = await self._run(self._flows.run(op, present, encoded, timeout=timeout))
+        return await AsyncJob(self, info, expected_of(op, present, params))._result(timeout)
 
     async def submit(self, op: str, a: Operand, b: Operand, c: Operand | None = None, **params: Any) -> AsyncJob:
         """Queues a "gemm" or "gemm_reduce" and returns its AsyncJob at once: see `Client.submit`."""
         operands, encoded = submission(op, {"a": a, "b": b, "c": c}, params)
-        return AsyncJob(self, await self._run(self._flows.submit(op, operands, encoded)))
+        info = await self._run(self._flows.submit(op, operands, encoded))
+        return AsyncJob(self, info, expected_of(op, operands, encoded))
 
     async def submit_many(self, asked: Iterable[Mapping[str, Any]]) -> list[AsyncJob]:
         """Queues several products at once and returns their Jobs: see `Client.submit_many`."""
-        submitted = await self._run(self._flows.submit_many(submissions(asked)))
-        return [AsyncJob(self, info) for each in submitted for info in each.infos]
+        products = submissions(asked)
+        infos = [info for each in await self._run(self._flows.submit_many(products)) for info in each.infos]
+        return [AsyncJob(self, info, expected_of(*each)) for info, each in zip(infos, products, strict=True)]
 
     async def map(
         self, asked: Iterable[Mapping[str, Any]], *, in_flight: int = 256, errors: Literal["raise", "return"] = "raise"

@@ -145,6 +145,16 @@ class JobHandle(PickledByClient, Generic[S]):
             job=self,
         ) from cause
 
+    def _handles(self, timeout: float | None) -> Any:
+        """The handle of the result, or several by name. Raises as `_raise_unless_succeeded` does."""
+        self._raise_unless_succeeded(timeout)
+        expected: Mapping[str, Base | None] = {} if self._expected is None else self._expected()
+        client: Any = self._client
+        for name, array_id in self.info.result.items():
+            if name not in self._results:
+                self._results[name] = client._handle(array_id, base=expected.get(name), made=self._makes)
+        return next(iter(self._results.values())) if self.info.single else dict(self._results)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.info.id} {self.info.op} {self.info.state}{at(self._client)}>"
 
@@ -179,17 +189,13 @@ class Job(JobHandle[Session]):
         found = self._result()
         for handle in self._results.values():
             if handle._known is None:
-                handle._info = self._client._array_info(handle.id)
+                handle.refresh()
         return found
 
     def _result(self, timeout: float | None = None) -> RemoteArray | dict[str, RemoteArray]:
         """The result of a job that is waited for already, as far as it is known."""
-        self._raise_unless_succeeded(timeout)
-        expected: Mapping[str, Base | None] = {} if self._expected is None else self._expected()
-        for name, array_id in self.info.result.items():
-            if name not in self._results:
-                self._results[name] = self._client._handle(array_id, base=expected.get(name), made=self._makes)
-        return next(iter(self._results.values())) if self.info.single else dict(self._results)
+        found: RemoteArray | dict[str, RemoteArray] = self._handles(timeout)
+        return found
 
     def cancel(self) -> Self:
         """Cancels the job unless it is final already; returns the job itself, its state as of now."""
@@ -245,20 +251,20 @@ class AsyncJob(JobHandle[AsyncSession]):
         return self
 
     async def result(self, timeout: float | None = None) -> AsyncRemoteArray | dict[str, AsyncRemoteArray]:  # noqa: ASYNC109
-        """Waits, then the result: an AsyncRemoteArray, or several by name.
+        """Waits, then the result: an AsyncRemoteArray, or several by name: see `Job.result`.
 
-        Raises JobFailed, JobCancelled, JobTimeout.
+        Raises JobFailed, JobCancelled, JobTimeout; where the operands are not known here also NotFound, Gone.
         """
         await self.wait(timeout)
         return await self._result()
 
     async def _result(self, timeout: float | None = None) -> AsyncRemoteArray | dict[str, AsyncRemoteArray]:  # noqa: ASYNC109
-        self._raise_unless_succeeded(timeout)
-        for name, array_id in self.info.result.items():
-            if name not in self._results:
-                info = await self._client._array_info(array_id)
-                self._results[name] = self._client._handle(array_id, info, made=self._makes)
-        return next(iter(self._results.values())) if self.info.single else dict(self._results)
+        """The result of a job that is waited for already, its shape and dtype asked for where they are not known."""
+        found: AsyncRemoteArray | dict[str, AsyncRemoteArray] = self._handles(timeout)
+        for handle in self._results.values():
+            if handle._known is None:
+                await handle.refresh()
+        return found
 
     async def cancel(self) -> Self:
         """Cancels the job unless it is final already; returns the job itself, its state as of now."""

@@ -64,6 +64,11 @@ class RemoteArray(NumpyHandle[ArraySession]):
             self._info = self._client._array_info(self.id)
         return self._info
 
+    def refresh(self) -> Self:
+        """Asks for the stored array anew, which `info` describes then; returns the handle itself."""
+        self._info = self._client._array_info(self.id)
+        return self
+
     def numpy(self, *, out: AnyArray | None = None) -> AnyArray:
         """Downloads the array (this view of it) into fresh memory, or into `out`, an array of the same shape and dtype,
         and returns it.
@@ -145,6 +150,20 @@ class AsyncRemoteArray(NumpyHandle[AsyncArraySession]):
     """A RemoteArray of an AsyncClient: `await ra.numpy()`, `await (ra @ rb)`, `await ra.delete()`."""
 
     _awaited = True
+
+    @property
+    def info(self) -> ArrayInfo:
+        """The stored array, whatever of it this handle shows, as the server told of it last. Raises RuntimeError where
+        it has not been asked yet, as of a result.
+        """
+        if self._info is None:
+            raise RuntimeError("use `await ra.refresh()` first: the server has not been asked about the array yet")
+        return self._info
+
+    async def refresh(self) -> Self:
+        """Asks for the stored array, which `info` describes then; returns the handle itself. Raises NotFound, Gone."""
+        self._info = await self._client._array_info(self.id)
+        return self
 
     async def numpy(self, *, out: AnyArray | None = None) -> AnyArray:
         """Downloads the array (this view of it) into fresh memory, or into `out`: see `RemoteArray.numpy`."""

@@ -106,10 +106,9 @@ class AsyncProgramArray(_Lazy, AsyncRemoteArray):
 
     @property
     def info(self) -> ArrayInfo:
-        """The stored array, whatever of it this handle shows. Raises ProgramError as `id` does."""
+        """The stored array, as of an AsyncRemoteArray. Raises ProgramError as `id` does."""
         self._slot.resolved()
-        assert self._slot.info is not None  # the program's end saw to it
-        return self._slot.info
+        return super().info
 
 
 def _one_or_all(arrays: dict[str, Any], options: ReduceStep) -> Any:
@@ -294,7 +293,7 @@ class AsyncProgram(_Base[AsyncSession, AsyncJob], LinearAlgebra):
                 self.job._raise_unless_succeeded(self._timeout)
                 self._recording.resolve(info.result, partial(self._client._lifetime, made=self.job._makes))
                 for slot in self._recording.slots.values():
-                    if slot.id is not None:
+                    if slot.id is not None and slot.base is None:
                         slot.info = await self._client._array_info(slot.id)
         finally:
             if self._recording.state != "done":

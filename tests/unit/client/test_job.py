@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import gemmserve
+from gemmserve import AsyncClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,15 +144,47 @@ async def test_a_result_shows_what_it_is(connected, random_complex) -> None:
         assert "complex64[3, 3] 72 B" in repr(result)
 
 
-def test_it_is_known_without_asking_where_the_operands_are(client, service, random_complex) -> None:
-    remote = client.put(random_complex(3, 4))
-    job = client.submit("gemm_reduce", remote, random_complex(4, 5), reduce=["absmax", "argmax"], axis="n")
-    job.wait()
+async def test_it_is_known_without_asking_where_the_operands_are(connected, service, random_complex) -> None:
+    remote = await done(connected.put(random_complex(3, 4)))
+    job = await done(
+        connected.submit("gemm_reduce", remote, random_complex(4, 5), reduce=["absmax", "argmax"], axis="n")
+    )
+    await done(job.wait())
     asked = len(service.requests)
-    assert [repr(x).split()[2] for x in copy.copy(job).result().values()] == ["float32[3]", "int64[3]"]
+    found = await done(copy.copy(job).result())
+    assert [repr(x).split()[2] for x in found.values()] == ["float32[3]", "int64[3]"]
     assert len(service.requests) == asked
-    client.job(job.id).result()
+    await done((await done(connected.job(job.id))).result())
     assert service.calls[asked:] == ["GET /v1/jobs/job", "GET /v1/arrays/arr", "GET /v1/arrays/arr"]
+
+
+async def test_products_of_remote_operands_take_one_exchange(connected, service, random_complex) -> None:
+    remote = await done(connected.put(random_complex(3, 4)))
+    asked = len(service.requests)
+    product = await done(remote @ remote.H)
+    assert service.calls[asked:] == ["POST /v1/jobs"]
+    assert (product.shape, product.dtype) == ((3, 3), np.complex64)
+    asked = len(service.requests)
+    assert len(await items(connected.map([{"op": "gemm", "a": remote, "b": remote.H}] * 5))) == 5
+    assert not [call for call in service.calls[asked:] if call.startswith("GET /v1/arrays")]
+
+
+async def test_the_rest_of_a_result_is_asked_for_by_name(connected, service, random_complex) -> None:
+    remote = await done(connected.put(random_complex(3, 4)))
+    product = await done(remote @ remote.H)
+    if isinstance(connected, AsyncClient):
+        with pytest.raises(RuntimeError, match=r"await ra\.refresh\(\)"):
+            product.info  # noqa: B018
+    else:
+        assert product.info.shape == (3, 3)
+    asked = len(service.requests)
+    assert (await done(product.refresh())) is product
+    assert service.calls[asked:] == ["GET /v1/arrays/arr"]
+    assert product.info.nbytes == 72
+    assert product.T.info == product.info
+    await done(product.delete())
+    with pytest.raises(gemmserve.NotFound):
+        await done(product.refresh())
 
 
 class Streams:

@@ -35,8 +35,8 @@ CLIENT = {
 }  # fmt: skip
 ARRAY = {
     "H", "T", "conj", "conjugate", "copy", "delete", "diagonal", "dot", "dtype", "id", "imag", "info", "item", "keep",
-    "mT", "nbytes", "ndim", "numpy", "ravel", "real", "reshape", "shape", "size", "squeeze", "sum", "swapaxes",
-    "transpose",
+    "mT", "nbytes", "ndim", "numpy", "ravel", "real", "refresh", "reshape", "shape", "size", "squeeze", "sum",
+    "swapaxes", "transpose",
 }  # fmt: skip
 LINEAR_ALGEBRA = {"cholesky", "expm", "hemm", "herk", "inv", "matrix_power", "solve", "triangle", "trmm"}
 JOB = {"cancel", "done", "events", "id", "progress", "refresh", "result", "state", "wait"}

@@ -121,7 +121,7 @@ async def test_awaited(app_url, random_complex) -> None:
         assert np.linalg.norm(await x4.numpy() - powers) < 1e-5 * np.linalg.norm(powers)
         np.testing.assert_allclose(await y.numpy(), (np.abs(powers @ b) ** 2).sum(0), rtol=1e-4)
         np.testing.assert_allclose(await z.numpy(), a.conj().T @ powers.T, rtol=1e-3, atol=1e-3)
-        assert (y.shape, y.info.expires_at is not None) == ((3,), True)
+        assert (y.shape, (await y.refresh()).info.expires_at is not None) == ((3,), True)
         assert [step["id"] for step in p.job.info.steps] == ["s0", "s1", "y", "s3"]
         np.testing.assert_allclose(await (await (x4 @ b)).numpy(), powers @ b, rtol=1e-3, atol=1e-3)
         with pytest.raises(ProgramError):
