@@ -42,6 +42,11 @@ _CLASSES: Final = (1024, 4096, 256, 64, 16)
 """The same, where the tile depends on them less."""
 _EXTENTS: Final = (8192, 1024, 128, 16)
 """Extents of rectangles."""
+_RUNS: Final = (
+    (928, 1680, 112), (992, 624, 80), (1552, 1440, 16), (5136, 2304, 16), (560, 1744, 624), (1584, 7760, 32),
+    (1520, 688, 16),
+)  # fmt: skip
+"""(m, n, k) of double precision whose tiles have runs (`algorithms.common.runs`) that those of squares have not."""
 _TRANS: Final = (("N", "N"), ("C", "N"), ("N", "C"), ("T", "N"), ("N", "T"))
 _BATCHED: Final = (64, 16, 256, 32, 128, 8, 4)
 _BATCHES: Final = (64, 1024, 8)
@@ -91,6 +96,8 @@ def cases() -> Iterator[Case]:
     for n, batch, dtype, (trans_a, trans_b) in product(_BATCHED, _BATCHES, _DTYPES, _TRANS):
         yield Case(m=n, n=n, k=n, batch=batch, dtype=dtype, trans_a=trans_a, trans_b=trans_b)
     for (m, n, k), dtype, (trans_a, trans_b) in product(product(_EXTENTS, repeat=3), _DTYPES, _TRANS):
+        yield Case(m=m, n=n, k=k, dtype=dtype, trans_a=trans_a, trans_b=trans_b)
+    for (m, n, k), dtype, (trans_a, trans_b) in product(_RUNS, ("complex128", "float64"), _TRANS):
         yield Case(m=m, n=n, k=k, dtype=dtype, trans_a=trans_a, trans_b=trans_b)
     for dtype, (trans_a, trans_b) in product(_LIKELY, _TRANS):  # few tiles over a long k
         yield Case(m=256, n=256, k=2048, dtype=dtype, trans_a=trans_a, trans_b=trans_b)
