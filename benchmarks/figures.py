@@ -525,7 +525,17 @@ def servers_gain(what):
     return f"{two / one:.2f}"
 
 
+def servers_front():
+    """Return the front's time for a product by `map` on one of the two servers."""
+    (found,) = (
+        each for each in report("load-two-servers-nvidia-h200-x2")["figures"]
+        if each["case"] == "1024^3 by 1 of two servers, by map"
+    )  # fmt: skip
+    return f"{1e3 * found['cpu']['front'] / found['achieved']:.2f} ms"
+
+
 FIGURES = {
+    "servers.front": servers_front,
     "accuracy.random": drawn_at_random,
     "servers.jobs": lambda: servers_gain(""),
     "servers.map": lambda: servers_gain(", by map"),

@@ -12,8 +12,10 @@ where there is no GPU (--device cpu measures NumPy).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
+import queue
 import random
 import re
 import secrets
@@ -22,7 +24,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from accuracy import DTYPES, opened
+from accuracy import DTYPES, alive, opened
 from accuracy_report import UNITS, number
 from report import table_lines
 from results import digest, readable, writable
@@ -31,7 +33,9 @@ from gemmserve_kernels import DeviceError
 from gemmserve_kernels.bench.environment import environment
 from gemmserve_kernels.bench.grades import grades
 from gemmserve_kernels.bench.kinds import BY_WEIGHT, most
+from gemmserve_kernels.device.spec import device_errors
 from gemmserve_kernels.dispatch.routes import plan_gemm
+from gemmserve_kernels.problem.errors import KernelError
 from gemmserve_kernels.problem.operand import Operand
 from gemmserve_kernels.problem.problem import GemmProblem
 
@@ -47,6 +51,8 @@ WHOLE = 0.7
 """Share of the extents that are multiples of 64, or of 8 where they are less."""
 NEAR = 0.85
 """Share of the limit from which on a case is kept."""
+LOOK_S = 5.0
+"""Seconds after which processes that say nothing are looked at."""
 POOL_BYTES = 6 << 30
 """Memory of freed arrays that each process keeps."""
 
@@ -100,37 +106,48 @@ def measured(xp, spec, case):
     return case | rounded | {"ratio": float(f"{ratio:.4g}"), "by": f"{plan.algorithm}:{plan.arithmetic}"}
 
 
-def work(number, seed, args, queue):
-    """Measure until the time is up, in a process of its own; then None goes into the queue."""
+def work(number, seed, args, found):
+    """Measure until the time is up or the device is lost, in a process of its own; then None goes into `found`."""
     xp, spec = opened(args.device)
     draws = random.Random(f"{seed} {number}")
     end = time.monotonic() + args.seconds
     while time.monotonic() < end:
         case = drawn(draws, args)
         try:
-            queue.put(measured(xp, spec, case))
-        except Exception as error:
-            queue.put(case | {"failed": f"{type(error).__name__}: {error}"})
+            with device_errors() if spec.kind != "cpu" else contextlib.nullcontext():
+                found.put(measured(xp, spec, case))
+        except (KernelError, DeviceError) as error:
+            found.put(case | {"failed": f"{type(error).__name__}: {error}"})
+            if not alive(xp):
+                break
         if xp is not np and (pool := xp.get_default_memory_pool()).total_bytes() > POOL_BYTES:
             pool.free_all_blocks()
-    queue.put(None)
+    found.put(None)
 
 
-def answers(seed, args):
-    """Yield every case that the processes measure."""
+def answers(seed, args, target=work):
+    """Yield every case that the processes measure; a case that failed for each of them that ended before its time."""
     context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    processes = [context.Process(target=work, args=(each, seed, args, queue)) for each in range(args.processes)]
+    found = context.Queue()
+    processes = [context.Process(target=target, args=(each, seed, args, found)) for each in range(args.processes)]
     for process in processes:
         process.start()
     left = len(processes)
     while left:
-        found = queue.get()
-        left -= found is None
-        if found is not None:
-            yield found
+        running = any(process.is_alive() for process in processes)
+        try:
+            case = found.get(timeout=LOOK_S)
+        except queue.Empty:
+            if running:
+                continue
+            break
+        left -= case is None
+        if case is not None:
+            yield case
     for process in processes:
         process.join()
+        if process.exitcode:
+            yield {"failed": f"a process ended by {process.exitcode}"}
 
 
 def summed(cases, document):

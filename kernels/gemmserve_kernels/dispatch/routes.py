@@ -357,7 +357,7 @@ def _unfit(route: Route, problem: GemmProblem, spec: DeviceSpec) -> str | None:
 
 
 def lags(route: Route, problem: GemmProblem | GemmReduceProblem) -> bool:
-    """Whether the route is less accurate than plain arithmetic, which `auto` promises, on a product so small.
+    """Whether the route is less accurate than plain arithmetic, which `auto` is to be, on a product so small.
 
     Residues of float64 have an error that does not shrink where operands are sparse: data dense in 64 of 16,384 steps
     of k, or in a tenth of them, are off by 4.6 u at 1024 x 1024, where a BLAS that cuts k has 1.5.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+from types import SimpleNamespace
 
 import pytest
 from benchmark_scripts import load
@@ -36,6 +38,28 @@ def test_every_process_measures_products_of_its_own(measured):
     page.unlink()
     assert script.main(["--report", str(measured)]) == 0
     assert page.read_text() == written
+
+
+def done_at_once(number, seed, args, found):
+    """Stands in the place of `work`: measures one case."""
+    found.put({"number": number})
+    found.put(None)
+
+
+def ended_early(number, seed, args, found):
+    """The same, and dies before it has said that it is done."""
+    found.put({"number": number})
+    found.close()
+    found.join_thread()
+    os._exit(7)
+
+
+def test_a_process_that_dies_is_told_and_not_waited_for(monkeypatch):
+    monkeypatch.setattr(script, "LOOK_S", 0.2)
+    cases = list(script.answers(5, SimpleNamespace(processes=1, seconds=1), target=done_at_once))
+    assert cases == [{"number": 0}]
+    cases = list(script.answers(5, SimpleNamespace(processes=1, seconds=1), target=ended_early))
+    assert cases == [{"number": 0}, {"failed": "a process ended by 7"}]
 
 
 def test_draws_are_those_of_the_seed_and_within_what_is_measured():
