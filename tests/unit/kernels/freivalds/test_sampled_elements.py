@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from freivalds_cases import build, rounded
+from fresh_rng import fresh_rng
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampled_cases import assert_elements, of_all, on, on_host, places
@@ -144,7 +145,7 @@ def test_each_element_is_as_likely_as_any_other():
     a, b = np.ones((5, 1), "f4"), np.ones((1, 7), "f4")
     choice = sampled.Choice.of(build(a, b))
     counts = np.zeros((5, 7))
-    for seed in np.random.default_rng().integers(0, 2**63, 3000):
+    for seed in fresh_rng().integers(0, 2**63, 3000):
         rows, columns = choice.spread(int(seed))
         np.add.at(counts, (rows, columns), 1)
     expected = counts.sum() / counts.size
@@ -202,7 +203,7 @@ def test_norms_do_not_see_small_elements_that_are_lost_together(number):
 @pytest.mark.parametrize("number", range(5))
 def test_small_elements_that_are_lost_together_are_found(figures, number):
     """The failure of splits to 22 bits on heavy-tailed data, with fresh numbers every time."""
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     a, b, d = lossy(rng)
     problem, seed = build(a, b), int(rng.integers(2**63))
     found = sampled.worst(figures(problem, a, b, None, d, seed))
@@ -216,7 +217,7 @@ def test_small_elements_that_are_lost_together_are_found(figures, number):
 
 def test_rows_and_columns_with_spikes_are_aimed_at(figures):
     """A few in ten thousand of the elements are wrong: chance alone would seldom find one."""
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     seen = []
     for _ in range(4):
         a, b = (
@@ -232,7 +233,7 @@ def test_rows_and_columns_with_spikes_are_aimed_at(figures):
 @pytest.mark.parametrize("dtype", ["float32", "complex64", "float64", "complex128"])
 def test_a_small_element_that_is_wrong_is_found_where_it_is_looked_at(figures, dtype):
     """Below its row's rounding, so that norms cannot see it: it is nothing beside the row, and all of itself."""
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     a, b = (rng.standard_normal(s).astype(dtype) for s in ((40, 30), (30, 5000)))
     b[:, :4000] *= 1e-9 if dtype in {"float32", "complex64"} else 1e-18
     problem, seed = build(a, b), int(rng.integers(2**63))
@@ -289,7 +290,7 @@ def kinds(rng, kind, dtype, *shape):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_plain_arithmetic_is_in_no_doubt(dtype, kind):
     """Data of every kind, with fresh numbers: one term after another, as libraries do, and with rounded inputs."""
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     for k in (1, 7, 300, 3000):
         a, b = kinds(rng, kind, dtype, 20, k), kinds(rng, kind, dtype, k, 30)
         if kind == "cancelling":
@@ -395,7 +396,7 @@ def test_a_zero_that_should_be_zero(figures):
 
 
 def test_the_worst_of_many_products():
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     a, b = random(1, "complex64", 500, 4, 4), random(2, "complex64", 500, 4, 4)
     problem = build(a, b)
     d = rounded(problem, a, b)

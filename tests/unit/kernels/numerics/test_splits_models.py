@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fresh_rng import fresh_rng
 from kernel_models import splits as plane_models
 from simt_cases import random
 
@@ -207,7 +208,7 @@ def vectors(kind, rng, rows, k, dtype):
 def test_usual_data_are_served_without_a_doubt(dtype, kind, k):
     if dtype == "float32" and kind in {"steering vectors", "real in complex numbers"}:
         pytest.skip("complex data")
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     found = plane_models.split(vectors(kind, rng, 512, k, dtype), "3xfp16", "a")
     if kind not in {"steering vectors", "real in complex numbers"}:
         assert not verdict.is_doubtful(found.counts, k).any()
@@ -224,7 +225,7 @@ def test_fourier_matrices_are_served(k):
     fourier *= np.exp2(np.arange(k) % 7)[:, None].astype(np.float32)
     made = plane_models.split(fourier, "3xfp16", "a")
     assert verdict.is_doubtful(made.counts, k).any()
-    others = plane_models.split(vectors("normal", np.random.default_rng(), 300, k, "complex64"), "3xfp16", "b")
+    others = plane_models.split(vectors("normal", fresh_rng(), 300, k, "complex64"), "3xfp16", "b")
     assert plane_models.served(made, others, k).all()
 
 
@@ -236,14 +237,14 @@ def heavy(rng, rows, k, spread):
 @pytest.mark.parametrize("spread", [3, 6])
 def test_heavy_tails_are_not(spread, k):
     """Not for any number of rows: nothing is decided by what holds somewhere for every k."""
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     a, b = (plane_models.split(heavy(rng, 300, k, spread), "3xfp16", side) for side in "ab")
     assert not plane_models.served(a, b, k).any()
 
 
 @pytest.mark.parametrize("nonzeros", [0, 1, 2, verdict.SPARE - 1])
 def test_products_of_few_terms_are_not(nonzeros):
-    rng, k = np.random.default_rng(), 500
+    rng, k = fresh_rng(), 500
     a = np.zeros((40, k), np.float32)
     for row in a:
         row[rng.permutation(k)[:nonzeros]] = 1
@@ -280,7 +281,7 @@ def loss_over_size(x, y):
 @pytest.mark.parametrize("dtype", ["complex64", "float32"])
 def test_the_theorem_withstands_a_search(dtype, k):
     """Hill climbing over magnitudes and their places: what is served never loses 2**-24 of its sum of magnitudes."""
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     parts = 2 if dtype == "complex64" else 1
 
     def one(parts_of):
@@ -317,7 +318,7 @@ def test_the_theorem_withstands_a_search(dtype, k):
 @pytest.mark.parametrize("scheme", ["6xbf16", "9xbf16"])
 @pytest.mark.parametrize("dtype", ["complex64", "float32"])
 def test_three_parts_hold_every_bit(scheme, dtype):
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     x = vectors("normal", rng, 20, 300, dtype) * np.exp2(rng.uniform(-30, 30, (20, 300))).astype(np.float32)
     made = plane_models.split(x, scheme, "a")
     parts = 2 if dtype == "complex64" else 1
@@ -331,7 +332,7 @@ def test_three_parts_hold_every_bit(scheme, dtype):
 @pytest.mark.parametrize("spread", [0, 3, 6])
 @pytest.mark.parametrize("k", [32, 300, 2000])
 def test_the_wide_way_holds_element_by_element(k, spread):
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     a, b = heavy(rng, 40, k, spread), heavy(rng, 30, k, spread).T.copy()
     exact, size = a.astype(float) @ b.astype(float), np.abs(a).astype(float) @ np.abs(b).astype(float)
     found = np.abs(plane_models.product(a, b, "6xbf16").d - exact) / size
@@ -348,7 +349,7 @@ def spread(rng, rows, k):
 
 
 def test_deep_vectors_that_are_not_plain_lose_nothing():
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     deep = 0
     for _ in range(100):
         k = int(rng.choice([8, 17, 32, 64, 130]))

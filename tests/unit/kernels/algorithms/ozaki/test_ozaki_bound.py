@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from fresh_rng import fresh_rng
 from kernel_models import ozaki as ozaki_model
 
 from gemmserve_kernels.algorithms.ozaki import bound
@@ -103,7 +104,7 @@ def aligned(x, y, moduli):
 
 @pytest.mark.parametrize("count", [12, 13, 14])
 def test_a_search_does_not_break_the_bound(count):
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     k, moduli = 128, Moduli.first(count)
     limit = ozaki_model.lost(moduli, k, complex_=False)
     best = 0.0
@@ -129,7 +130,7 @@ def test_a_search_does_not_break_the_bound(count):
 
 @pytest.mark.parametrize("count", [15, 16, 17])
 def test_complex_lines_keep_to_it(count):
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     k, moduli = 128, Moduli.first(count, complex_=True)
     for _ in range(20):
         x, y = (rng.standard_normal((2, 1, k)) * 2.0 ** rng.uniform(-1, 1, (2, 1, k)) for _ in range(2))
@@ -142,7 +143,7 @@ def test_complex_lines_keep_to_it(count):
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 def test_lines_with_outliers_keep_to_it(dtype):
     """Whatever is taken out of lines, if what is left of them passes: chosen by the kernels' rule, and by chance."""
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     k, complex_ = 128, dtype == "complex128"
     moduli = Moduli.first(15, complex_=complex_)
     limit = ozaki_model.lost(moduli, k, complex_=complex_)
@@ -167,7 +168,7 @@ def test_lines_with_outliers_keep_to_it(dtype):
 
 def test_a_search_does_not_break_the_bound_with_outliers():
     """As above, one outlier a line, which meets what is ordinary."""
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     k, moduli = 128, Moduli.first(14)
     limit, best = ozaki_model.lost(moduli, k, complex_=False), 0.0
     for _ in range(3):
@@ -193,7 +194,7 @@ def test_a_search_does_not_break_the_bound_with_outliers():
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 def test_what_passes_without_its_outliers(dtype):
     """And only so; beside normal data, with as many outliers as pay at that k."""
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     k = 8192
     moduli, most = (
         Moduli.first(needed(k, np.dtype(dtype)), complex_=dtype == "complex128"),
@@ -221,7 +222,7 @@ def test_how_many_outliers_pay():
 
 def test_counting_bounds_the_sum_of_magnitudes():
     """(1), where large elements of one meet small ones of the other, by the rearrangement inequality the worst case."""
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     for _ in range(300):
         k, moduli = int(rng.integers(16, 200)), Moduli.first(15)
         x = np.sort(np.abs(rng.standard_normal((1, k))) ** rng.uniform(0.1, 3))
@@ -235,7 +236,7 @@ def test_counting_bounds_the_sum_of_magnitudes():
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 def test_norms_bound_what_is_counted(dtype):
     """`least_deficits` beside `deficits`, and nearly all of k where one element has all of the norm."""
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     for _ in range(100):
         k = int(rng.integers(16, 300))
         x = rng.standard_normal((8, k)) * np.exp(rng.uniform(0, 6) * rng.standard_normal((8, k)))
@@ -304,7 +305,7 @@ def lines(kind, rng, n, k, dtype):
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 def test_what_passes(k, dtype):
     """Wherever norms lie between two scales: with the moduli that `auto` takes, and with all."""
-    rng, complex_ = np.random.default_rng(), dtype == "complex128"
+    rng, complex_ = fresh_rng(), dtype == "complex128"
     for count in (needed(k, np.dtype(dtype)), len(available(complex_=complex_))):
         moduli = Moduli.first(count, complex_=complex_)
         for kind in ("normal", "uniform", "one-sided", "QAM", "scaled", "steering"):
@@ -316,7 +317,7 @@ def test_what_passes(k, dtype):
 @pytest.mark.parametrize("k", [128, 1024])
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 def test_what_does_not(k, dtype):
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     moduli = Moduli.first(needed(k, np.dtype(dtype)), complex_=dtype == "complex128")
     normal = deficits(lines("normal", rng, 64, k, dtype), moduli)
     for kind in ("heavy", "exponents", "spikes", "sparse", "identity", "gate"):
@@ -334,7 +335,7 @@ def test_lines_of_zeros_lose_nothing():
 
 
 def test_nearly_real_lines_pass_with_others():
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     k, moduli = 1024, Moduli.first(15, complex_=True)
     normal = deficits(lines("normal", rng, 64, k, "complex128"), moduli)
     nearly = lines("normal", rng, 64, k, "complex128")

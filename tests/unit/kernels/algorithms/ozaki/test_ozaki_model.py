@@ -9,6 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from fresh_rng import fresh_rng
 from kernel_models import ozaki as ozaki_model
 
 from gemmserve_kernels.algorithms.ozaki.gemm import resolve, supports
@@ -232,7 +233,7 @@ def test_the_model_is_as_accurate_as_promised(kind, complex_):
 @pytest.mark.parametrize(("count", "complex_"), [(17, True), (16, True), (16, False), (13, False)])
 def test_integers_are_the_nearest(count, complex_):
     """Elements of 53 bits times scales of three: products have up to 56, and are rounded once."""
-    (x, _), moduli = _kinds("wide", np.random.default_rng(), 6, 6, 90, complex_), Moduli.first(count, complex_=complex_)
+    (x, _), moduli = _kinds("wide", fresh_rng(), 24, 6, 90, complex_), Moduli.first(count, complex_=complex_)
     codes = ozaki_model.codes(x, moduli)
     assert len(set(codes & 7)) > 1
     scales = [Fraction(2) ** int(code >> 3) * int(code & 7) / 4 for code in codes]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fresh_rng import fresh_rng
 from kernel_models import ozaki as ozaki_model
 from ozaki_cases import Case, run
 from simt_shim import ORDERS, ShimLauncher
@@ -94,7 +95,7 @@ KINDS = ("spikes", "decades", "huge", "tiny", "few", "one class", "some lines", 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_outliers_and_scales_are_the_models(kind, dtype, trans):
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     n, k = 40, 403
     x = lines(kind, n, k, dtype, rng)
     moduli = Moduli.first(needed(k, np.dtype(dtype)), complex_=dtype == "complex128")
@@ -122,7 +123,7 @@ def test_outliers_and_scales_are_the_models(kind, dtype, trans):
 @pytest.mark.parametrize("kind", ["spikes", "decades", "few", "one class", "some lines"])
 def test_elements_are_accurate_to_their_last_place(kind, dtype, order):
     """Every tile is made of residues, none natively: a fraction of what plain arithmetic loses of such data."""
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     m, n, k = 135, 40, 403
     for left, right in ((kind, kind), (kind, "normal"), ("normal", kind)):
         a, b = lines(left, m, k, dtype, rng), lines(right, n, k, dtype, rng).T
@@ -134,7 +135,7 @@ def test_elements_are_accurate_to_their_last_place(kind, dtype, order):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_huge_and_tiny_lines(dtype):
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     a, b = lines("huge", 60, 300, dtype, rng), lines("normal", 50, 300, dtype, rng).T * 2.0**-30
     assert units(product(a, b), a, b) <= 4
     a, b = lines("tiny", 60, 300, dtype, rng), lines("normal", 50, 300, dtype, rng).T * 2.0**60
@@ -144,7 +145,7 @@ def test_huge_and_tiny_lines(dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_shows_in_no_bit(dtype):
     """Panels, prepared operands, how operands lie, the order of threads, what else is in a batch."""
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     a = np.stack([lines(kind, 20, 160, dtype, rng) for kind in ("spikes", "some lines")])
     b = np.stack([lines(kind, 280, 160, dtype, rng).T for kind in ("few", "spikes")])
     found = product(a, b)
@@ -166,7 +167,7 @@ def test_what_shows_in_no_bit(dtype):
 
 @pytest.mark.parametrize("cluster", [1, 2])
 def test_the_tensor_cores_give_the_same_bits(cluster):
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     a, b = lines("spikes", 130, 160, "float64", rng), lines("few", 20, 160, "float64", rng).T
     np.testing.assert_array_equal(product(a, b, plain=False, cluster=cluster), product(a, b))
 
@@ -174,7 +175,7 @@ def test_the_tensor_cores_give_the_same_bits(cluster):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_other_data_have_the_bits_they_had(dtype):
     """With and without; too many outliers are left to plain arithmetic."""
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     for kind in ("normal", "exponents", "many"):
         a, b = lines(kind, 40, 403, dtype, rng), lines(kind, 40, 403, dtype, rng).T
         found = product(a, b)
@@ -184,7 +185,7 @@ def test_other_data_have_the_bits_they_had(dtype):
 
 
 def test_a_line_of_too_many_spoils_its_tiles_alone():
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     a, b = lines("spikes", 140, 403, "float64", rng), lines("normal", 40, 403, "float64", rng).T
     good = product(a, b)
     a[130, : MOST + 1] = 1e9
@@ -195,7 +196,7 @@ def test_a_line_of_too_many_spoils_its_tiles_alone():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_permutations_and_gates_are_exact(dtype):
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     k = 160
     x = lines("spikes", 20, k, dtype, rng).T
     for gate in (np.eye(k)[rng.permutation(k)], np.kron(np.eye(k // 2), np.array([[1, 1], [1, -1]]))):
@@ -205,7 +206,7 @@ def test_permutations_and_gates_are_exact(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_not_finite_ends_where_plain_arithmetic_has_it(dtype):
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     a, b = lines("spikes", 140, 260, dtype, rng), lines("spikes", 60, 260, dtype, rng).T
     a[3, 7], a[5, 9], b[11, 20] = np.nan, np.inf, -np.inf
     found, launcher = product(a, b), shim()
@@ -220,7 +221,7 @@ def test_what_is_not_finite_ends_where_plain_arithmetic_has_it(dtype):
 
 @pytest.mark.parametrize("options", [{"trans_a": "C", "trans_b": "R"}, {"trans_a": "T", "trans_b": "C"}], ids=str)
 def test_conjugates_scalars_and_c(options):
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     m, n, k = 40, 30, 300
     a, b = lines("spikes", m, k, "complex128", rng), lines("decades", n, k, "complex128", rng).T
     stored = [
@@ -238,7 +239,7 @@ def test_conjugates_scalars_and_c(options):
 
 
 def test_planar_operands():
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     m, n, k = 40, 30, 300
     a, b = lines("spikes", m, k, "complex128", rng), lines("spikes", n, k, "complex128", rng).T
     planes = [np.stack([x.real, x.imag]) for x in (a, b)]
@@ -251,7 +252,7 @@ def test_planar_operands():
 
 
 def test_an_operand_prepared_with_other_outliers_is_not_used():
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     launcher = shim()
     a, b = lines("spikes", 40, 300, "float64", rng), lines("normal", 30, 300, "float64", rng).T
     problem = GemmProblem.build(Operand.of(a), Operand.of(b), compute="ozaki")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fresh_rng import fresh_rng
 from kernel_models import ozaki as ozaki_model
 from ozaki_cases import CASES, Case, run
 from simt_shim import ORDERS, ShimLauncher
@@ -228,7 +229,7 @@ def test_every_element_is_as_accurate_as_in_plain_arithmetic(monkeypatch, kind, 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_permutations_and_gates_are_exact(dtype):
     """In single precision sums of two terms are off by what tensor cores cut from those of bfloat16 parts."""
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     k = 160
     x = rng.standard_normal((k, 20)).astype(dtype)
     permutation = np.eye(k)[rng.permutation(k)]
@@ -299,7 +300,7 @@ def test_what_norms_tell_of_shows_in_no_bit(kind, processors, order):
     """Groups of lines that are not converted: the same bits as from operands that were prepared without a look at the
     other side, and those of native arithmetic where no tile passes.
     """
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     a, b = outliers((300, 260), rng, list(LOST[kind][0])), outliers((280, 260), rng, list(LOST[kind][1])).T
     a, b = (np.array(x, order=order) for x in (a, b))
     launcher = ShimLauncher(replace(KNOWN["H200"], sm_count=processors), optimize="-O2")
@@ -332,7 +333,7 @@ def test_norms_of_a_batch_tell_of_its_own_matrices(shared):
     """Outliers in one matrix of a batch: the others are made of residues, as without it; a shared operand is converted
     for them.
     """
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     a, b = rng.standard_normal((2, 130, 260)), rng.standard_normal((2, 260, 40))
     if shared == "a":
         a = a[:1]
@@ -360,7 +361,7 @@ def test_norms_of_a_batch_tell_of_its_own_matrices(shared):
 
 def test_nothing_is_converted_where_no_tile_passes():
     """What the hostile case costs: planes and products of residues stay as they were."""
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     a, b = outliers((140, 260), rng, list(range(140))), rng.standard_normal((260, 140))
     for x, y in ((a, b), (b.T.copy(), a.T.copy())):
         launcher = shim()

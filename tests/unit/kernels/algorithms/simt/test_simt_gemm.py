@@ -6,6 +6,7 @@ import mmap
 
 import numpy as np
 import pytest
+from fresh_rng import fresh_rng
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simt_cases import COMPLEX_ALPHA, GEMM_CASES, SMALL, Gemm, ShimMachine, check_gemm, random, run_gemm
@@ -31,7 +32,7 @@ def test_every_case(machine, case):
 @pytest.mark.parametrize(("dtype", "u"), [("complex64", 2.0**-24), ("float64", 2.0**-53)])
 def test_sums_of_small_products_are_those_of_short_runs(dtype, u):
     """A chain of 1003 multiply-adds of one sign is off by 10 u and more; runs of 8 and what their sum loses, by 2 u."""
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     exact = np.longdouble if dtype == "float64" else np.complex128
     a, b = (rng.random(shape).astype(dtype) for shape in ((20, 1003), (1003, 30)))
     problem = GemmProblem.build(Operand.of(a), Operand.of(b), None)

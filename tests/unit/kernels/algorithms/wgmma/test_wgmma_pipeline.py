@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fresh_rng import fresh_rng
 from simt_cases import ShimMachine, random
 from simt_shim import Order, ShimLauncher
 
@@ -82,7 +83,7 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.parametrize("dtype", ["complex64", "float32"])
 def test_hostile_data_go_the_wide_way(kind, dtype):
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     a, b = (HOSTILE[kind](rng, random(s, dtype, *shape)).astype(dtype) for s, shape in ((1, (M, K)), (2, (K, N))))
     _, d, counts = run(a, b)
     assert counts.planned == 0
@@ -95,7 +96,7 @@ def test_hostile_data_go_the_wide_way(kind, dtype):
 @pytest.mark.parametrize("dtype", ["complex64", "float32"])
 @pytest.mark.parametrize("case", ["identity", "permutation", "scaled permutation", "gate"])
 def test_products_of_one_term_are_exact(dtype, case):
-    rng = np.random.default_rng()
+    rng = fresh_rng()
     a = np.eye(K, dtype=dtype)[:M]
     if case != "identity":
         a = np.eye(K, dtype=dtype)[rng.permutation(K)[:M]]
