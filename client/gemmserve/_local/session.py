@@ -25,7 +25,9 @@ from gemmserve._transfer.bodies import MultipartBody, NpyBody
 from gemmserve.wire import (
     DATA_HEADER,
     DESCRIPTORS_SUFFIX,
+    KEPT,
     NPY_HEADER,
+    PAGES_HEADER,
     RESULT_DTYPES,
     RESULT_HEADER,
     SESSION_HEADER,
@@ -218,6 +220,7 @@ class SharedMemory:
             block = staged.borrow(request.result_nbytes) if request.result_nbytes >= _FROM_BYTES else None
             if block is not None:
                 headers[RESULT_HEADER] = str(session.send(block.fd))
+                headers[PAGES_HEADER] = KEPT
                 staged.expect(block)
         except OSError as error:
             self._lost(session, error)

@@ -19,6 +19,7 @@ from gemmserve_service.executor.protocol import (
     Beat,
     Compiling,
     Decoder,
+    Delivered,
     Done,
     Failed,
     Forget,
@@ -190,6 +191,9 @@ class _Link(asyncio.Protocol):
                     self.worker.keeps(message)
                     if self._executor.owner is not None:
                         self._executor.owner.copies_changed(self.worker, message)
+                elif isinstance(message, Delivered):
+                    if self._executor.owner is not None:
+                        self._executor.owner.arrays_delivered(self.worker, message)
                 elif self._executor.owner is not None:
                     self._executor.owner.results_written(self.worker, message)
         except (ProtocolError, ValidationError):

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.protocol import (
         Cancel,
         Compiling,
+        Deliver,
+        Delivered,
         Done,
         Drop,
         Failed,
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
         Written,
     )
 
-    ToOne = RunBatch | Cancel | Write | Drop
+    ToOne = RunBatch | Cancel | Write | Drop | Deliver
 
 
 @dataclass(eq=False, slots=True)
@@ -93,6 +95,10 @@ class Worker:
     """Bytes of results that may be on its device alone; 0: it writes them before it answers."""
     planned_bytes: int | None = None
     """Bytes of device memory that its plans of large products count on; None: unknown."""
+    delivers: bool = False
+    """Whether its device writes to memory of clients of this host."""
+    delivering: float | None = None
+    """Time since which it has answered no delivery (time.monotonic); None: it has none."""
     asked: float | None = None
     """Time since which it has written no result that somebody waits for (time.monotonic); None: nobody waits."""
     registered_bytes: int = 0
@@ -123,7 +129,8 @@ class Worker:
         self.express = hello.express
         self.result_bytes = hello.result_bytes
         self.planned_bytes = hello.planned_bytes
-        self.asked = None
+        self.delivers = hello.delivers
+        self.asked = self.delivering = None
         self.registered_bytes = 0
         self.prepares = True
         self.kept = None
@@ -218,6 +225,9 @@ class ExecutorOwner(Protocol):
 
     def results_written(self, worker: Worker, message: Written) -> None:
         """Called when results that were to be written later are, or never will be."""
+
+    def arrays_delivered(self, worker: Worker, message: Delivered) -> None:
+        """Called when arrays are in clients' memory, or nothing will write there."""
 
     def copies_changed(self, worker: Worker, kept: Kept) -> None:
         """Called when arrays came to a worker's device or went from there."""

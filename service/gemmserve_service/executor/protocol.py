@@ -210,6 +210,20 @@ class Drop(_Message):
     tasks: list[str]
 
 
+class Deliver(_Message):
+    """Front to worker: copy an array from the device into a client's memory; `Delivered` follows, soon or once nothing
+    writes there any more.
+    """
+
+    kind: Literal["deliver"] = "deliver"
+    number: int
+    array: str = Field(description="id of the array, of which the device should have a copy")
+    nbytes: int
+    memory: str = Field(description="name of the client's memory, by which the worker knows it again")
+    path: str = Field(description="where it can be opened until this is answered")
+    capacity: int = Field(description="bytes of it")
+
+
 class Stop(_Message):
     """Front to worker: end after what was sent before this."""
 
@@ -229,6 +243,7 @@ class Hello(_Message):
     ahead: int = Field(0, description="messages of tasks that it takes on before it has answered the first")
     express: bool = Field(default=False, description="runs short tasks beside long ones")
     result_bytes: int = Field(0, description="bytes of results that may be on the device alone; 0: none may")
+    delivers: bool = Field(default=False, description="its device writes to memory of clients of this host")
     planned_bytes: int | None = Field(
         None,
         description="bytes of device memory that its plans of large products count on (`plan_memory`); null: unknown",
@@ -280,6 +295,14 @@ class Written(_Message):
     lost: list[str] = Field(default_factory=list, description="whose results could not be written, and are gone")
 
 
+class Delivered(_Message):
+    """Worker to front: nothing writes to the memory of these deliveries any more."""
+
+    kind: Literal["delivered"] = "delivered"
+    numbers: list[int] = Field(default_factory=list, description="whose arrays are there")
+    refused: list[int] = Field(default_factory=list, description="whose arrays are not, or not whole")
+
+
 class Done(_Message):
     """Worker to front: every byte of the results is written, or will be."""
 
@@ -307,10 +330,10 @@ class Failed(_Message):
     extra: dict[str, Any] = Field(default_factory=dict)
 
 
-ToWorker = Annotated[RunBatch | Cancel | Forget | Write | Drop | Stop, Field(discriminator="kind")]
-ToFront = Annotated[Hello | Beat | Compiling | Done | Failed | Written | Kept, Field(discriminator="kind")]
-TO_WORKER: Final[TypeAdapter[RunBatch | Cancel | Forget | Write | Drop | Stop]] = TypeAdapter(ToWorker)
-TO_FRONT: Final[TypeAdapter[Hello | Beat | Compiling | Done | Failed | Written | Kept]] = TypeAdapter(ToFront)
+ToWorker = RunBatch | Cancel | Forget | Write | Drop | Deliver | Stop
+ToFront = Hello | Beat | Compiling | Done | Failed | Written | Delivered | Kept
+TO_WORKER: Final[TypeAdapter[ToWorker]] = TypeAdapter(Annotated[ToWorker, Field(discriminator="kind")])
+TO_FRONT: Final[TypeAdapter[ToFront]] = TypeAdapter(Annotated[ToFront, Field(discriminator="kind")])
 
 
 _RUN_BATCH: Final = TypeAdapter(RunBatch)

@@ -153,6 +153,7 @@ class Core:
         await self.scheduler.watchdog.stop()
         self.jobs.release_waiters()
         await self.executor.stop()
+        self.scheduler.deliveries.stop()
         await self.jobs.stop()
         await self.scheduler.writes.stop()
         await self.uploads.stop()

@@ -152,6 +152,10 @@ class Fleet:
                 break
         return most
 
+    def holder(self, array: str) -> Worker | None:
+        """Return a ready worker of the front's own host whose device has a copy of an array, if there is one."""
+        return next((worker for worker in self._holders.get(array, ()) if worker in self._here), None)
+
     def copies_changed(self, worker: Worker, came: Iterable[str], went: Iterable[str]) -> None:
         """Note arrays that came to a worker's device and went from there."""
         for array in came:

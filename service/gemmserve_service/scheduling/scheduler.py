@@ -42,6 +42,7 @@ from gemmserve_service.scheduling.fair_queue import FairQueue
 from gemmserve_service.scheduling.fleet import Fleet
 from gemmserve_service.scheduling.links import Links
 from gemmserve_service.scheduling.placement import Placement
+from gemmserve_service.scheduling.results.deliveries import Deliveries
 from gemmserve_service.scheduling.results.write_back import WriteBack, failure_of
 from gemmserve_service.scheduling.retries import last_loss, losses
 from gemmserve_service.scheduling.tasks import (
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
 
     from gemmserve_kernels import Plan
     from gemmserve_service.executor.port import Executor, Worker
-    from gemmserve_service.executor.protocol import Compiling, Kept, Work
+    from gemmserve_service.executor.protocol import Compiling, Delivered, Kept, Work
     from gemmserve_service.programs import Problem
     from gemmserve_service.runtime.tracing.spans import ProductTrace
     from gemmserve_service.scheduling.admission import Places
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from gemmserve_service.schemas import GemmParams, GemmReduceParams, ProgramParams
     from gemmserve_service.settings import Settings
     from gemmserve_service.store.array_store import ArrayStore
+    from gemmserve_service.store.pin import Pinned
 
 _MAX_SAMPLED: Final = 1 << 28  # bytes of a product that is checked unasked: a fraction of a second
 _ROOM_RETRY_S: Final = 1.0  # after which a task is tried again for whose results the disk had no room
@@ -126,6 +128,8 @@ class Scheduler:
         self.blocks = BlockDispatch(rule, executor, self.fleet, self.placement, self.estimates, store, self)
         self.writes = WriteBack(store, executor, self.submit, self.cancel, self._dispatch)
         """Pending results: on a device or in the host arena, and not on disk yet."""
+        self.deliveries = Deliveries(executor, self._holder)
+        """Arrays that go from a device straight to a client."""
         self.watchdog = Watchdog(executor, silence_s=settings.heartbeat_timeout_s, hang_s=settings.hang_s)
         self._sequence = itertools.count()
         self._idle = asyncio.Event()
@@ -286,6 +290,7 @@ class Scheduler:
         if worker.spec is not None:
             load_plans(worker.spec)
         self.writes.worker_ready(worker)
+        self.deliveries.worker_ready(worker)
         lost = self._lost_workers.pop(worker.id, None)
         if lost is not None:  # the owners of those tasks are charged with the time without the device
             owners, since = lost
@@ -398,11 +403,20 @@ class Scheduler:
         self.writes.written(worker, message)
         self._dispatch_soon()
 
+    def arrays_delivered(self, worker: Worker, message: Delivered) -> None:
+        """Called when arrays are in clients' memory, or nothing will write there."""
+        self.deliveries.answered(worker, message)
+
     def copies_changed(self, worker: Worker, kept: Kept) -> None:
         """Called when arrays came to a worker's device or went from there."""
         self.fleet.copies_changed(worker, kept.came, kept.went)
 
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _holder(self, pinned: Pinned) -> Worker | None:
+        """Return a worker whose device has a copy of an array, if there is one."""
+        pending = pinned.pending
+        return self.fleet.holder(pinned.info.id) if pending is None else self.writes.holder(pending)
 
     def _check_open(self) -> None:
         if self.draining:

@@ -1,5 +1,5 @@
-"""Workers that hang: silent ones, those whose task does not get on, those that do not write what somebody waits for.
-They are killed; the task is tried again.
+"""Workers that hang: silent ones, those whose task does not get on, those that do not write or copy what somebody waits
+for. They are killed; the task is tried again.
 
 A task's lease is `hang_s` and `hang_factor` times its estimated time; each panel that its worker reports renews it. One
 that nobody wants any more has `silence_s` in the place of `hang_s`.
@@ -85,6 +85,10 @@ class Watchdog:
             waited_s = now - max(worker.asked, self._excused)
             if waited_s > self.hang_s:
                 return f"a result that somebody waits for was not written in {waited_s:.1f} s"
+        if worker.delivering is not None:
+            waited_s = now - max(worker.delivering, self._excused)
+            if waited_s > self.hang_s:
+                return f"an array that somebody waits for was not copied in {waited_s:.1f} s"
         return None
 
     async def _watch(self) -> None:

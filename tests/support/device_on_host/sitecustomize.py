@@ -2,8 +2,9 @@
 
 This folder and the stand-in's on PYTHONPATH make every Python process import it at its start. Its disk takes
 GEMMSERVE_TEST_DISK_RATE bytes a second of results that come from the host arena, where that is set. Its worker stands
-before pieces of results that it writes, and its front before those that it copies from the host arena to files, while
-the files are there that GEMMSERVE_TEST_WRITE_GATE and GEMMSERVE_TEST_SPILL_GATE name (`gates.Gate`, whose folder is to
+before pieces of results that it writes and before arrays that it copies to clients' memory, its front before pieces
+that it copies from the host arena to files, while the files are there that GEMMSERVE_TEST_WRITE_GATE,
+GEMMSERVE_TEST_DELIVERY_GATE and GEMMSERVE_TEST_SPILL_GATE name (`gates.Gate`, whose folder is to
 be on PYTHONPATH, too).
 """
 
@@ -99,6 +100,21 @@ if "GEMMSERVE_TEST_SPILL_GATE" in os.environ:
     _hold_spill(os.environ["GEMMSERVE_TEST_SPILL_GATE"])
 
 
+def _hold_deliveries(copies):
+    """Have the device's copies of arrays to clients' memory stand at a gate, where there is one."""
+    if "GEMMSERVE_TEST_DELIVERY_GATE" in os.environ:
+        from held_gate import HeldGate
+
+        start_store, gate = copies.start_store, HeldGate(os.environ["GEMMSERVE_TEST_DELIVERY_GATE"])
+
+        def held(self, array, memory):
+            if threading.current_thread().name == "gemmserve-deliver":
+                gate.stand()
+            start_store(self, array, memory)
+
+        copies.start_store = held
+
+
 def _hold_writes(copies):
     """Have the device's copies of results to the host stand at a gate, where there is one."""
     if "GEMMSERVE_TEST_WRITE_GATE" in os.environ:
@@ -137,6 +153,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             setattr(module, function.__name__, function)
             if hasattr(module, "DeviceCopies"):
                 _hold_writes(module.DeviceCopies)
+                _hold_deliveries(module.DeviceCopies)
 
         spec.loader.exec_module = exec_module
         return spec

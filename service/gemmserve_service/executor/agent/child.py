@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from gemmserve_service.executor.protocol import Compiling, Done, Failed, Kept, RunBatch, Written
+    from gemmserve_service.executor.protocol import Compiling, Delivered, Done, Failed, Kept, RunBatch, Written
     from gemmserve_service.settings import Settings
 
-    FromWorker = Finished | Beat | Compiling | Done | Failed | Written | Kept
+    FromWorker = Finished | Beat | Compiling | Done | Failed | Written | Delivered | Kept
 
 log = logging.getLogger(__name__)
 

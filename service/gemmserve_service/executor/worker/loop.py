@@ -22,6 +22,8 @@ from gemmserve_service.executor.protocol import (
     Cancel,
     Compiling,
     Decoder,
+    Deliver,
+    Delivered,
     Done,
     Drop,
     Forget,
@@ -45,12 +47,13 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.protocol import Failed, Work
     from gemmserve_service.executor.worker.backend import DeviceBackend
     from gemmserve_service.executor.worker.cuda.idleness import Idleness
+    from gemmserve_service.executor.worker.memory.deliveries import Deliveries
     from gemmserve_service.executor.worker.memory.residency import Account
     from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
     from gemmserve_service.executor.worker.runner import Runner
     from gemmserve_service.schemas import DeviceHealth
 
-Message = RunBatch | Forget | Write | Drop | Stop
+Message = RunBatch | Forget | Write | Drop | Deliver | Stop
 _RETRY_S: Final = 0.05
 _PIECE: Final = 1 << 16
 _BEATS: Final = 6  # in the time after which a silent worker is taken for hung
@@ -92,6 +95,7 @@ def serve(path: Path, name: str, runner: Runner, verified_error: float, heartbea
                 ahead=_AHEAD if _overlaps(backend) else 0,
                 express=_overlaps(backend),
                 result_bytes=0 if write_queue is None else write_queue.offered,
+                delivers=_deliveries(backend) is not None,
                 planned_bytes=backend.planned_bytes,
             )
             try:
@@ -196,6 +200,10 @@ class _Line:
         self._account_sent = 0.0
         self._owes_account = False
         """Whether an answer went without it."""
+        self.deliveries = _deliveries(backend)
+        """Arrays that go straight to clients, where the device can do that."""
+        if self.deliveries is not None:
+            self.deliveries.begin(self._delivered, self._check_device)
         if self.write_queue is not None:
             self.write_queue.begin(self._settled, runner.place)
             self._account = self._state(self.write_queue)
@@ -287,6 +295,8 @@ class _Line:
             self.write_queue.write(message.task, message.places, urgent=message.urgent)
         elif isinstance(message, Drop) and self.write_queue is not None:
             self.write_queue.drop(self._dropped(message))
+        elif isinstance(message, Deliver) and self.deliveries is not None:
+            self.deliveries.put(message)
         return not isinstance(message, Stop)
 
     def _dropped(self, message: Drop) -> list[str]:
@@ -397,22 +407,32 @@ class _Line:
 
     def _settled(self, tasks: list[str], lost: list[str]) -> None:
         """Called by the queue's thread when results were written, or not."""
-        if lost and not _usable(self._runner.backend):
-            log.error("the device context is broken: starting anew")
-            os._exit(BROKEN_CONTEXT)
+        if lost:
+            self._check_device()
         try:
             self.send(Written(tasks=tasks, lost=lost))
         except OSError:
             log.info("nobody is there any more who would hear of the results of %d tasks", len(tasks) + len(lost))
 
+    def _delivered(self, delivered: list[int], refused: list[int]) -> None:
+        """Called by the delivering thread."""
+        try:
+            self.send(Delivered(numbers=delivered, refused=refused), prompt=True)
+        except OSError:
+            log.info("nobody is there any more who would hear of deliveries %s", [*delivered, *refused])
+
+    def _check_device(self) -> None:
+        """End the process, unanswered, if its device context is broken: what follows it begins anew."""
+        if not _usable(self._runner.backend):
+            log.error("the device context is broken: starting anew")
+            os._exit(BROKEN_CONTEXT)
+
     def _state(self, write_queue: WriteQueue) -> _State:
         return _State(write_queue.resident.account(), write_queue.nbytes, self._runner.backend.memory_used())
 
     def _sound(self, answer: Done | Failed) -> Done | Failed:
-        if answer.kind == "failed" and answer.status >= 500 and not _usable(self._runner.backend):
-            # Unanswered, so that the task is tried again by the process that follows this one.
-            log.error("the device context is broken: starting anew")
-            os._exit(BROKEN_CONTEXT)
+        if answer.kind == "failed" and answer.status >= 500:
+            self._check_device()  # unanswered, the task is tried again by the process that follows this one
         return answer
 
     def _run_group(self, works: list[Work]) -> None:
@@ -477,6 +497,8 @@ def _converse(connection: socket.socket, runner: Runner, beat_s: float, monitor:
             line.overlap.abandon()
         if line.write_queue is not None:
             line.write_queue.abandon()
+        if line.deliveries is not None:
+            line.deliveries.abandon()
         over.set()
         heart.join()
 
@@ -512,6 +534,10 @@ def _overlaps(backend: DeviceBackend) -> TypeGuard[OverlappingBackend]:
 
 def _write_queue(backend: DeviceBackend) -> WriteQueue | None:
     return getattr(backend, "write_queue", None)
+
+
+def _deliveries(backend: DeviceBackend) -> Deliveries | None:
+    return getattr(backend, "deliveries", None)
 
 
 def _usable(backend: DeviceBackend) -> bool:

@@ -210,6 +210,11 @@ class _Gauges(Collector):
             ),
             ("results_lost", "Jobs whose results were lost with a device for good.", writes.lost),
             ("write_backs_spared", "Jobs whose results were deleted before they were written.", writes.spared),
+            (
+                "delivered_bytes",
+                "Bytes of arrays that devices have copied straight into memory of clients on this host.",
+                scheduler.deliveries.delivered_bytes,
+            ),
         ):
             yield CounterMetricFamily(f"gemmserve_{name}", text, value=value)
         if store.tier is not None:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from gemmserve.wire import NPY_HEADER, RESULT_HEADER, SESSION_HEADER
+from gemmserve.wire import KEPT, NPY_HEADER, PAGES_HEADER, RESULT_HEADER, SESSION_HEADER
 from gemmserve_service.errors import DescriptorRefused, InvalidRequest, StoreFull
+from gemmserve_service.scheduling.results.deliveries import DeliveryInDoubtError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
 
     from gemmserve_service.http.requests.descriptors import Session
+    from gemmserve_service.scheduling.results.deliveries import Deliveries
     from gemmserve_service.store.array_store import ArrayStore
     from gemmserve_service.store.declared import Declared
     from gemmserve_service.store.extents.shared_memory import Memory
     from gemmserve_service.store.pin import Pinned
     from gemmserve_service.store.upload import Upload
+
+log = logging.getLogger(__name__)
 
 
 class SharedRequest:
@@ -35,6 +41,7 @@ class SharedRequest:
             self._session = request.app.state.descriptors.session(secret, owner)
             number = request.headers.get(RESULT_HEADER)
             self._result = None if number is None else self.take(number)
+        self._lasts = request.headers.get(PAGES_HEADER, "").strip().lower() == KEPT
 
     def take(self, number: str | None) -> Memory:
         """The memory that a request or a part names as its data. Raises DescriptorRefused, InvalidRequest."""
@@ -50,6 +57,23 @@ class SharedRequest:
             self._result.close()
             self._result = None
 
+    async def delivered(
+        self, pinned: Pinned, headers: Mapping[str, str], deliveries: Deliveries, timeout_s: float | None
+    ) -> Response | None:
+        """The answer to a request whose array a device has copied into the client's memory; None: none has, and nothing
+        writes there. Where that is in doubt, an answer that breaks off.
+        """
+        if self._result is None or not self._lasts:
+            return None
+        try:
+            if not await deliveries.deliver(pinned, self._result, timeout_s):
+                return None
+        except DeliveryInDoubtError as doubt:
+            log.warning("a connection is closed without an answer: %s", doubt)
+            return BrokenResponse()
+        self.close()
+        return _result_in_memory(pinned.npy_header, headers)
+
     async def answer(self, pinned: Pinned, headers: Mapping[str, str]) -> Response | None:
         """The answer whose bytes went into the client's memory; None: they are to go by the socket."""
         result, self._result = self._result, None
@@ -64,7 +88,21 @@ class SharedRequest:
             return None
         finally:
             result.close()
-        return Response(header, headers={**headers, RESULT_HEADER: "shared"}, media_type=NPY_HEADER)
+        return _result_in_memory(header, headers)
+
+
+def _result_in_memory(header: bytes, headers: Mapping[str, str]) -> Response:
+    return Response(header, headers={**headers, RESULT_HEADER: "shared"}, media_type=NPY_HEADER)
+
+
+class BrokenResponse(Response):
+    """A response that ends before its body: the server closes the connection, and the client has no answer."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send its head, which promises a body."""
+        del scope, receive
+        headers = [(b"content-length", b"1"), (b"content-type", b"application/octet-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
 async def receive_shared(memory: Memory, declared: Declared, store: ArrayStore, **options: Any) -> Upload:

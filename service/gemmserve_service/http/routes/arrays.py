@@ -290,27 +290,35 @@ async def _data(request: Request, array_id: str, owner: str) -> Response:
                 media_type=media_type,
                 release=stack.pop_all().close,
             )
-        wanted = wants_sha256(request.headers.get("want-repr-digest"))
-        if request.method == "GET" or wanted:
-            # A job's result may be on a device alone.
-            await core.scheduler.writes.wait_readable(pinned, core.settings.oneshot_timeout_s)
-            parts = (header, pinned.view)
         headers |= {"Accept-Ranges": "bytes"}
-        known = core.store.digests.known(array_id, npy=media_type == NPY)
-        if known is None and wanted:
-            known = await core.store.digests.of(pinned, npy=media_type == NPY)
-        digest = {} if known is None else {"Repr-Digest": digest_field(bytes.fromhex(known))}
         span, status = range(size), 200
         ranged = request.method == "GET" and if_range_holds(request.headers.get("if-range"), etag)
         try:
             chosen = parse_range(request.headers.get("range"), size) if ranged else None
         except UnsatisfiableError as error:
             return problem_response(RangeNotSatisfiable(str(error)), {"Content-Range": f"bytes */{size}"})
+        wanted = wants_sha256(request.headers.get("want-repr-digest"))
+        timeout_s = core.settings.oneshot_timeout_s
+        shared = None
+        if ranged and chosen is None and media_type == NPY:
+            shared = SharedRequest(request, caller_of(request).owner)
+            stack.callback(shared.close)
+            if not wanted:
+                answer = await shared.delivered(pinned, headers, core.scheduler.deliveries, timeout_s)
+                if answer is not None:
+                    return answer
+        if request.method == "GET" or wanted:
+            # A job's result may be on a device alone.
+            await core.scheduler.writes.wait_readable(pinned, timeout_s)
+            parts = (header, pinned.view)
+        known = core.store.digests.known(array_id, npy=media_type == NPY)
+        if known is None and wanted:
+            known = await core.store.digests.of(pinned, npy=media_type == NPY)
+        digest = {} if known is None else {"Repr-Digest": digest_field(bytes.fromhex(known))}
         if chosen is not None:
             span, status = chosen, 206
             headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{size}"
-        elif ranged and media_type == NPY:
-            shared = SharedRequest(request, caller_of(request).owner)
+        elif shared is not None:
             answer = await shared.answer(pinned, headers)
             if answer is not None:
                 return answer

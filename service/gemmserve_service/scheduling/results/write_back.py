@@ -288,6 +288,11 @@ class WriteBack:
         coming = sum([_result_bytes(other) for other in worker.tasks.values() if other.may_be_deferred(worker)])
         return self._orders[worker].kept_bytes + coming + _result_bytes(task) > worker.result_bytes
 
+    def holder(self, pending: PendingResults) -> Worker | None:
+        """Return the worker whose device has pending results, if one does."""
+        held = self._held.get(pending.job)
+        return None if held is None else held[1]
+
     def usable(self, task: Task, worker: Worker) -> bool:
         """Whether that worker can compute with every operand of the task."""
         for pinned in task.operands.values():

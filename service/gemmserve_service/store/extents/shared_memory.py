@@ -3,7 +3,7 @@
 A memfd can be sealed. With F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_WRITE, which nobody can take back, neither its size
 nor a byte of it changes any more: it may be mapped and used in place. Anything less is never mapped here, since its
 owner could cut it short under a reader (SIGBUS) or change it: it is read once, by pread, into memory of our own.
-Results go out by pwrite. So whatever a client does to its memory meanwhile, nobody but itself has the damage.
+Results go out by pwrite, or are written by a device, to which a worker's mapping is registered. So whatever a client does to its memory meanwhile, nobody but itself has the damage.
 """
 
 from __future__ import annotations
@@ -64,6 +64,26 @@ class Memory:
         """Whether it has pages for `nbytes`: those that the server's writing adds would be the server's memory."""
         status = os.fstat(self._descriptor)
         return not self.offset and status.st_size >= nbytes and status.st_blocks * _BLOCK >= nbytes
+
+    @property
+    def name(self) -> str:
+        """Name that no other memory has for as long as anybody has this one open."""
+        status = os.fstat(self._descriptor)
+        return f"{status.st_dev}:{status.st_ino}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of it, before `offset` and after."""
+        return os.fstat(self._descriptor).st_size
+
+    @property
+    def writable(self) -> bool:
+        """Whether the descriptor was passed for reading and writing: whoever passed it may change the memory."""
+        return fcntl.fcntl(self._descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
+
+    def duplicate(self) -> int:
+        """Return another descriptor of it, the caller's. Raises OSError."""
+        return os.dup(self._descriptor)
 
     def lend(self) -> int:
         """The descriptor, the caller's from here on."""

@@ -17,6 +17,8 @@ from gemmserve_service.executor.protocol import (
     TO_WORKER,
     ArrayRef,
     Decoder,
+    Deliver,
+    Delivered,
     Done,
     Drop,
     Failed,
@@ -38,11 +40,13 @@ MESSAGES = [
     Forget(extents=["a", "b"]),
     Write(task="t", places={"arr_1": ("e", "/p", 1 << 30, 4096, "arr_1")}, urgent=True),
     Drop(tasks=["t", "u"]),
+    Deliver(number=3, array="arr_1", nbytes=5, memory="1:2", path="/proc/1/fd/3", capacity=4096),
     Stop(),
 ]
 ANSWERS = [
     Hello(worker="cpu", pid=1, spec={"kind": "cpu", "memory_bytes": 1 << 40}, verified_error=1e-8),
     Done(task="t", algorithm="simt", timings=Timings(kernel_s=0.1), residual=1e-7, memory_used=5),
+    Delivered(numbers=[3], refused=[4]),
     Failed(task="t", slug="s", status=500, title="T", detail="é\n\0", extra={"available": ["fp32"]}),
 ]
 

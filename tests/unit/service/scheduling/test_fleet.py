@@ -122,6 +122,26 @@ def test_a_lost_worker_is_neither_open_nor_idle_and_has_no_copies(fleet, workers
     assert (fleet.take_open(), fleet.idle) == (workers[0], 1)
 
 
+def test_who_has_a_copy_is_found_among_the_ready_workers_of_this_host(fleet, workers):
+    for worker in workers[:3]:
+        ready(fleet, worker)
+    assert fleet.holder("x") is None
+    fleet.copies_changed(workers[1], ["x"], [])
+    assert fleet.holder("x") is workers[1]
+    fleet.copies_changed(workers[2], ["x"], [])
+    workers[1].ready = False
+    fleet.lost(workers[1], 0)
+    assert fleet.holder("x") is workers[2]
+    fleet.copies_changed(workers[2], [], ["x"])
+    assert fleet.holder("x") is None
+    far = workers[0]
+    far.link = SimpleNamespace()
+    fleet.lost(far, 0)
+    ready(fleet, far)
+    fleet.copies_changed(far, ["x"], [])
+    assert fleet.holder("x") is None
+
+
 def test_room_for_results_is_that_of_the_device_that_has_most(fleet, workers):
     ready(fleet, workers[0], result_bytes=10)
     ready(fleet, workers[1], result_bytes=30)

@@ -63,6 +63,17 @@ def test_a_task_that_does_not_get_on_costs_its_worker(dog, worker, fake):
     assert "task t has not got on for 51.0 s" in fake.killed[0][1]
 
 
+def test_an_array_that_is_not_copied_to_its_client_costs_the_worker(dog, worker, fake):
+    worker.delivering = 1000.0
+    for now in range(1000, 1101):
+        worker.heard = now
+        dog.look(now)
+    assert fake.killed == []
+    worker.heard = 1101
+    dog.look(1101)
+    assert "an array that somebody waits for was not copied in 101.0 s" in fake.killed[0][1]
+
+
 def test_each_panel_renews_the_lease(dog, worker, fake, monkeypatch):
     has(worker)
     for now in range(1000, 2000, 10):

@@ -37,6 +37,7 @@ from gemmserve_service.executor.worker.cuda.warm_up import WarmUp
 from gemmserve_service.executor.worker.health.amd import open_amd_smi
 from gemmserve_service.executor.worker.health.nvidia import open_nvml
 from gemmserve_service.executor.worker.host.values import HostValues
+from gemmserve_service.executor.worker.memory.deliveries import Deliveries
 from gemmserve_service.executor.worker.memory.host_arena import HostArena
 from gemmserve_service.executor.worker.memory.registered_mappings import RegisteredMappings
 from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
@@ -162,6 +163,7 @@ class CupyBackend:
         budget = int(available * cache_share)
         self.copies = DeviceCopies(cupy, ordinal, self.spec, budget, self.arena, self.registered)
         self.write_queue = WriteQueue(self.copies, self.enter)
+        self.deliveries = Deliveries(self.write_queue.on_device, self.copies, link, self.enter)
         self._panels: _Panels | None = None
         self._panels_lock = threading.RLock()
         self._ahead = PanelsAhead(self.enter)

@@ -227,6 +227,15 @@ class WriteQueue:
             raise FileNotFoundError(f"the bytes of array {array} are neither on the device nor in the store")
         return locate(place)
 
+    def on_device(self, array: str) -> Any:
+        """Return the device's copy of an array, contiguous, whether it is a result that is not written or another; None
+        where there is none.
+        """
+        value = self._values.get(array)
+        if value is None:
+            value = self.resident.peek(array)
+        return None if isinstance(value, np.ndarray) else value
+
     def unwritten(self, array: str) -> Bytes | None:
         """Return an array's bytes on the host, if its place has not all of them yet, whether it has one or not; None:
         nothing is held of it here. In a thread that uses the device.

@@ -304,6 +304,20 @@ def test_the_bytes_of_an_array_are_found_wherever_they_are(bench):
         it.queue.read("a1")
 
 
+def test_the_devices_copy_of_an_array_is_found_while_there_is_one(bench):
+    it = bench()
+    value = it.add(1)
+    assert it.queue.on_device("a1") is value
+    it.write(1)
+    it.wait(1)
+    assert it.queue.on_device("a1") is value, "as a copy like others"
+    it.queue.resident.forget("a1")
+    assert it.queue.on_device("a1") is None
+    it.add(2, np.zeros(SIZE, np.uint8))
+    assert it.queue.on_device("a2") is None, "it is on the host"
+    assert it.queue.on_device("unknown") is None
+
+
 def test_who_wants_memory_has_results_taken_from_the_device(bench):
     it = bench()
     assert not it.queue.vacate()

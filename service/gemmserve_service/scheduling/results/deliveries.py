@@ -1,0 +1,136 @@
+"""Deliveries: arrays that a device of this host has, and a client of this host wants, go straight into its memory.
+
+By way of the store they would be copied twice, the second time by this process, whose processors bring some 3 GB/s each
+into memory that must not be mapped. A worker has the client's memory registered with its device's driver, which copies
+at the rate of the link (`executor.worker.memory.deliveries`). To register memory costs as much as some copies, so that
+is for memory that comes again.
+
+A client uses its memory again once it has an answer. So there is none while something may write there: a delivery is
+over when the worker says so, or when the process after it says hello.
+
+Everything here happens in the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from gemmserve_service.executor.protocol import Deliver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gemmserve_service.executor.port import Executor, Worker
+    from gemmserve_service.executor.protocol import Delivered
+    from gemmserve_service.store.extents.shared_memory import Memory
+    from gemmserve_service.store.pin import Pinned
+
+MIN_BYTES: Final = 1 << 20
+"""Bytes below which an array is as soon there by way of the store: a quarter of a millisecond."""
+_MAX_SEEN: Final = 4096
+"""Memories that are remembered, by their names."""
+
+
+class DeliveryInDoubtError(Exception):
+    """A device may still write to a client's memory: no answer may say that the client can use it."""
+
+
+@dataclass(eq=False, slots=True)
+class _Delivery:
+    worker: Worker
+    outcome: asyncio.Future[bool | None]
+    """Whether the array is there; None: nobody will know."""
+    fd: int
+    """Descriptor of the client's memory, by which the worker opens it."""
+
+    def end(self, outcome: bool | None) -> None:
+        os.close(self.fd)
+        self.outcome.set_result(outcome)
+
+
+class Deliveries:
+    """Those of all workers."""
+
+    def __init__(self, executor: Executor, holder: Callable[[Pinned], Worker | None]) -> None:
+        """`holder` returns the worker whose device has a copy of an array, if there is one."""
+        self.delivered_bytes = 0
+        """Bytes that went straight to clients."""
+        self._executor = executor
+        self._holder = holder
+        self._numbers = itertools.count(1)
+        self._under_way: dict[int, _Delivery] = {}
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        """Memories that have come before, the longest ago first."""
+        self._stopping = False
+
+    async def deliver(self, pinned: Pinned, memory: Memory, timeout_s: float | None) -> bool:
+        """Copy a pinned array to the start of a client's memory, whose pages stay the same. False: it did not get
+        there, and nothing will write there. Raises DeliveryInDoubtError.
+        """
+        worker, nbytes = self._holder(pinned), pinned.info.nbytes
+        if worker is None or not worker.ready or not worker.delivers or worker.link is not None or self._stopping:
+            return False
+        if nbytes < MIN_BYTES or not (memory.writable and memory.takes(max(nbytes, memory.nbytes))):
+            return False
+        if not self._came_before(memory.name):
+            return False
+        number, loop = next(self._numbers), asyncio.get_running_loop()
+        fd = memory.duplicate()
+        delivery = self._under_way[number] = _Delivery(worker, loop.create_future(), fd)
+        worker.delivering = worker.delivering or time.monotonic()
+        order = Deliver(
+            number=number,
+            array=pinned.info.id,
+            nbytes=nbytes,
+            memory=memory.name,
+            path=f"/proc/{os.getpid()}/fd/{fd}",
+            capacity=memory.nbytes,
+        )
+        self._executor.send(worker, order)
+        # What has begun goes on if its client hangs up, and the descriptor stays open for it.
+        await asyncio.wait((delivery.outcome,), timeout=timeout_s)
+        delivered = delivery.outcome.result() if delivery.outcome.done() else None
+        if delivered is None:
+            raise DeliveryInDoubtError(f"nobody knows whether array {pinned.info.id} is in its client's memory")
+        self.delivered_bytes += nbytes * delivered
+        return delivered
+
+    def _came_before(self, memory: str) -> bool:
+        """Whether that memory has been seen; it has from now on."""
+        found = memory in self._seen
+        self._seen[memory] = None
+        self._seen.move_to_end(memory)
+        if len(self._seen) > _MAX_SEEN:
+            self._seen.popitem(last=False)
+        return found
+
+    def answered(self, worker: Worker, message: Delivered) -> None:
+        """A worker has delivered arrays, or will not."""
+        for numbers, delivered in ((message.numbers, True), (message.refused, False)):
+            for number in numbers:
+                delivery = self._under_way.get(number)
+                if delivery is not None and delivery.worker is worker:
+                    del self._under_way[number]
+                    delivery.end(delivered)
+        waits = any(delivery.worker is worker for delivery in self._under_way.values())
+        worker.delivering = time.monotonic() if waits else None
+
+    def worker_ready(self, worker: Worker) -> None:
+        """A worker said hello: it, and the process before it, have ended all that they were asked before."""
+        for number, delivery in list(self._under_way.items()):
+            if delivery.worker is worker:
+                del self._under_way[number]
+                delivery.end(outcome=False)
+
+    def stop(self) -> None:
+        """Nobody hears of what is under way."""
+        self._stopping = True
+        under_way, self._under_way = self._under_way, {}
+        for delivery in under_way.values():
+            delivery.end(None)

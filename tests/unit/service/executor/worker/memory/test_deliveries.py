@@ -1,0 +1,300 @@
+"""Arrays of a device that go straight to clients' memory: what is registered, for how long, and what fails."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+
+import numpy as np
+import pytest
+from memory_peer import NEEDS_MEMFD, WRITE, memory
+
+from gemmserve_service.executor.protocol import Deliver
+from gemmserve_service.executor.worker.memory import deliveries as module
+from gemmserve_service.executor.worker.memory.deliveries import Deliveries
+
+pytestmark = NEEDS_MEMFD
+
+WAIT_S = 60
+SIZE = 1 << 14
+
+
+class Value:
+    """An array of the "device"."""
+
+    def __init__(self, number, nbytes=SIZE):
+        self.content = np.random.default_rng(number).integers(1, 256, nbytes, np.uint8)
+        self.nbytes = nbytes
+
+
+class Device:
+    """Copies when somebody waits for it, if it may; and its driver."""
+
+    def __init__(self):
+        self.go = threading.Event()
+        self.go.set()
+        self.waits = threading.Semaphore(0)
+        self.registered = {}
+        self.calls = []
+        self.refuses = set()
+        self.broken = False
+        self._begun = []
+
+    def start_store(self, array, target):
+        if self.broken == "start":
+            raise RuntimeError("the device is broken")
+        self._begun.append((array, target))
+
+    def mark(self):
+        begun, self._begun = self._begun, []
+        return begun
+
+    def wait(self, mark):
+        self.waits.release()
+        assert self.go.wait(WAIT_S)
+        if self.broken:
+            raise RuntimeError("the device is broken")
+        for array, target in mark:
+            start = target.ctypes.data
+            assert any(low <= start and start + target.size <= low + size for low, size in self.registered.items())
+            target[:] = array.content
+
+    def register(self, address, nbytes):
+        self.calls.append(("register", nbytes))
+        if nbytes in self.refuses:
+            raise RuntimeError("not these pages")
+        self.registered[address] = nbytes
+
+    def unregister(self, address):
+        self.calls.append(("unregister", self.registered[address]))
+        if "unregister" in self.refuses:
+            raise RuntimeError("they stay")
+        del self.registered[address]
+
+
+class Bench:
+    """Deliveries of a device with arrays "1" to "9", and their front."""
+
+    def __init__(self):
+        self.device = Device()
+        self.arrays = {str(number): Value(number) for number in range(1, 10)}
+        self.delivered, self.refused, self.checks = [], [], 0
+        self.changed = threading.Condition()
+        self.deliveries = Deliveries(self.arrays.get, self.device, self.device)
+        self.deliveries.begin(self.tell, self.check)
+        self.fds = {}
+
+    def tell(self, delivered, refused):
+        with self.changed:
+            self.delivered += delivered
+            self.refused += refused
+            self.changed.notify_all()
+
+    def check(self):
+        self.checks += 1
+
+    def memory(self, name, nbytes=SIZE):
+        self.fds[name] = memory(nbytes=nbytes)
+
+    def order(self, number, array, name, *, nbytes=SIZE, path=None, capacity=None):
+        fd = self.fds[name]
+        status = os.fstat(fd)
+        order = Deliver(
+            number=number,
+            array=array,
+            nbytes=nbytes,
+            memory=f"{status.st_dev}:{status.st_ino}",
+            path=path or f"/proc/self/fd/{fd}",
+            capacity=capacity or status.st_size,
+        )
+        self.deliveries.put(order)
+
+    def together(self):
+        """Orders that are given within come together."""
+        return self.deliveries._changed
+
+    def until(self, answers):
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.delivered) + len(self.refused) >= answers, WAIT_S)
+
+    def bytes_in(self, name, nbytes=SIZE):
+        return np.frombuffer(os.pread(self.fds[name], nbytes, 0), np.uint8)
+
+    def has(self, name, array):
+        return np.array_equal(self.bytes_in(name), self.arrays[array].content)
+
+    def close(self):
+        self.device.go.set()
+        self.deliveries.abandon()
+        for fd in self.fds.values():
+            os.close(fd)
+
+
+@pytest.fixture
+def bench():
+    bench = Bench()
+    yield bench
+    bench.close()
+
+
+def test_memory_is_registered_once(bench):
+    bench.memory("x", 2 * SIZE)
+    for number in range(1, 5):
+        bench.order(number, str(number), "x")
+        bench.until(number)
+        assert bench.has("x", str(number))
+    assert bench.delivered == [1, 2, 3, 4]
+    assert bench.device.calls == [("register", 2 * SIZE)]
+    assert bench.deliveries.nbytes == 2 * SIZE
+    assert not bench.bytes_in("x", 2 * SIZE)[SIZE:].any()
+
+
+def test_the_next_copy_is_begun_before_the_one_before_is_over(bench):
+    for name in "xyz":
+        bench.memory(name)
+    bench.device.go.clear()
+    with bench.together():
+        for number, name in enumerate("xyz", 1):
+            bench.order(number, str(number), name)
+    assert bench.device.waits.acquire(timeout=WAIT_S)
+    assert len(bench.device.registered) == 2
+    assert not bench.delivered
+    bench.device.go.set()
+    bench.until(3)
+    assert bench.delivered == [1, 2, 3]
+    assert all(bench.has(name, str(number)) for number, name in enumerate("xyz", 1))
+
+
+@pytest.mark.parametrize("what", ["unknown", "of another size", "larger than its memory"])
+def test_what_is_not_there_is_refused(bench, what):
+    bench.memory("x")
+    if what == "larger than its memory":
+        bench.arrays["1"] = Value(1, 2 * SIZE)
+    bench.order(7, "none" if what == "unknown" else "1", "x", nbytes=SIZE + 1 if "size" in what else 2 * SIZE)
+    bench.until(1)
+    assert (bench.delivered, bench.refused, bench.checks) == ([], [7], 0)
+    assert not bench.bytes_in("x").any()
+
+
+@pytest.mark.parametrize("what", ["gone", "another file", "sealed", "shorter", "not registered"])
+def test_memory_that_cannot_be_used_is_refused_and_other_memory_serves(bench, what):
+    bench.memory("x")
+    bench.memory("y", 2 * SIZE)
+    path = None
+    if what == "gone":
+        path = "/proc/self/fd/99999"
+    if what == "another file":  # the front has closed the descriptor, and its number is another's
+        path = f"/proc/self/fd/{bench.fds['y']}"
+    if what == "sealed":
+        fcntl.fcntl(bench.fds["x"], 1033, WRITE)
+    if what == "not registered":
+        bench.device.refuses.add(SIZE)
+    if what == "shorter":
+        os.ftruncate(bench.fds["x"], SIZE // 2)
+    bench.order(1, "1", "x", path=path, capacity=SIZE)
+    bench.until(1)
+    assert (bench.refused, bench.checks, bench.deliveries.nbytes) == ([1], 0, 0)
+    bench.order(2, "2", "y")
+    bench.until(2)
+    assert bench.delivered == [2]
+    assert bench.has("y", "2")
+
+
+def test_the_longest_unused_memory_goes_for_other(bench, monkeypatch):
+    monkeypatch.setattr(module, "MAX_BYTES", 2 * SIZE)
+    for name in "xyz":
+        bench.memory(name)
+    for number, name in enumerate("xyxz", 1):
+        bench.order(number, "1", name)
+        bench.until(number)
+    assert bench.device.calls == [*[("register", SIZE)] * 2, ("unregister", SIZE), ("register", SIZE)]
+    assert bench.deliveries.nbytes == 2 * SIZE
+    bench.order(5, "2", "x")  # it was y that went
+    bench.until(5)
+    assert len(bench.device.calls) == 4
+    bench.memory("large", 3 * SIZE)
+    bench.order(6, "2", "large")
+    bench.until(6)
+    assert bench.refused == [6]
+    assert len(bench.device.calls) == 4, "for what is too large nothing goes"
+
+
+def test_memory_that_is_written_to_does_not_go(bench, monkeypatch):
+    monkeypatch.setattr(module, "MAX_BYTES", SIZE)
+    bench.memory("x")
+    bench.memory("y")
+    bench.device.go.clear()
+    with bench.together():
+        bench.order(1, "1", "x")
+        bench.order(2, "2", "y")
+    bench.until(1)
+    assert bench.refused == [2]
+    bench.device.go.set()
+    bench.until(2)
+    assert bench.delivered == [1]
+    assert bench.has("x", "1")
+
+
+def test_memory_that_is_not_used_is_let_go(bench, monkeypatch):
+    monkeypatch.setattr(module, "KEPT_S", 0.01)
+    bench.memory("x")
+    bench.order(1, "1", "x")
+    bench.until(1)
+    ended = threading.Event()
+    for _ in range(600):
+        if bench.device.calls[-1] == ("unregister", SIZE):
+            break
+        ended.wait(0.1)
+    assert (bench.device.registered, bench.deliveries.nbytes) == ({}, 0)
+    bench.order(2, "2", "x")
+    bench.until(2)
+    assert bench.has("x", "2")
+
+
+@pytest.mark.parametrize("when", ["start", "wait"])
+def test_an_error_of_the_device_is_looked_into_before_the_answer(bench, when):
+    bench.memory("x")
+    bench.device.broken = when
+    seen = []
+    bench.deliveries.begin(bench.tell, lambda: seen.append(list(bench.refused)))
+    bench.order(1, "1", "x")
+    bench.until(1)
+    assert bench.refused == [1]
+    assert seen == [[]]
+    bench.device.broken = False
+    bench.order(2, "2", "x")
+    bench.until(2)
+    assert bench.has("x", "2")
+
+
+def test_mappings_that_the_driver_keeps_stay(bench, monkeypatch):
+    monkeypatch.setattr(module, "MAX_BYTES", SIZE)
+    monkeypatch.setattr(module, "_MAX_STUCK", 2)
+    bench.device.refuses.add("unregister")
+    for number, name in enumerate("vwxyz", 1):
+        bench.memory(name)
+        bench.order(number, "1", name)
+        bench.until(number)
+    assert bench.delivered == [1, 2, 3]
+    assert bench.refused == [4, 5]
+
+
+def test_abandoned_orders_are_not_answered(bench):
+    bench.memory("x")
+    bench.memory("y")
+    bench.device.go.clear()
+    bench.order(1, "1", "x")
+    assert bench.device.waits.acquire(timeout=WAIT_S)
+    over = threading.Event()
+    thread = threading.Thread(target=lambda: (bench.deliveries.abandon(), over.set()))
+    thread.start()
+    assert not over.wait(0.05), "something is still written to a client"
+    bench.device.go.set()
+    thread.join(WAIT_S)
+    assert bench.has("x", "1")
+    assert (bench.delivered, bench.refused) == ([], [])
+    bench.deliveries.begin(bench.tell, bench.check)  # the next front
+    bench.order(2, "2", "y")
+    bench.until(1)
+    assert bench.delivered == [2]
