@@ -102,7 +102,7 @@ class Deliveries:
         return delivered
 
     def _came_before(self, memory: str) -> bool:
-        """Whether that memory has been seen; it has from now on."""
+        """Return whether that memory has been seen; it has from now on."""
         found = memory in self._seen
         self._seen[memory] = None
         self._seen.move_to_end(memory)
@@ -129,7 +129,7 @@ class Deliveries:
                 delivery.end(outcome=False)
 
     def stop(self) -> None:
-        """Nobody hears of what is under way."""
+        """Leave what is under way in doubt: nobody hears of it any more."""
         self._stopping = True
         under_way, self._under_way = self._under_way, {}
         for delivery in under_way.values():

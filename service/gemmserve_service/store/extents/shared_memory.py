@@ -3,7 +3,8 @@
 A memfd can be sealed. With F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_WRITE, which nobody can take back, neither its size
 nor a byte of it changes any more: it may be mapped and used in place. Anything less is never mapped here, since its
 owner could cut it short under a reader (SIGBUS) or change it: it is read once, by pread, into memory of our own.
-Results go out by pwrite, or are written by a device, to which a worker's mapping is registered. So whatever a client does to its memory meanwhile, nobody but itself has the damage.
+Results go out by pwrite, or a device writes them, for which a worker registers a mapping that it does not touch. So
+whatever a client does to its memory meanwhile, nobody but itself has the damage.
 """
 
 from __future__ import annotations
