@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -250,6 +251,46 @@ def test_memory_that_is_not_used_is_let_go(bench, monkeypatch):
     bench.order(2, "2", "x")
     bench.until(2)
     assert bench.has("x", "2")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """What time the deliveries think it is."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def test_memory_stays_for_a_while_after_each_use(bench, clock):
+    bench.memory("x")
+    bench.memory("y")
+    for number in (1, 2, 3):
+        bench.order(number, str(number), "x")
+        bench.until(number)
+        clock.now += module.KEPT_S - 1
+    bench.order(4, "4", "y")  # for new memory what is not used goes
+    bench.until(4)
+    assert bench.device.calls == [("register", SIZE)] * 2
+
+
+def test_memory_stays_while_it_is_written_to(bench, clock):
+    bench.memory("x")
+    bench.memory("y")
+    bench.order(1, "1", "x")
+    bench.until(1)
+    assert bench.device.waits.acquire(timeout=WAIT_S)
+    clock.now += 2 * module.KEPT_S
+    bench.device.go.clear()
+    with bench.together():
+        bench.order(2, "2", "x")
+        bench.order(3, "3", "y")
+    assert bench.device.waits.acquire(timeout=WAIT_S)
+    assert bench.device.calls == [("register", SIZE)] * 2
+    bench.device.go.set()
+    bench.until(3)
+    assert bench.delivered == [1, 2, 3]
+    assert bench.has("x", "2")
+    assert bench.has("y", "3")
 
 
 @pytest.mark.parametrize("when", ["start", "wait"])
