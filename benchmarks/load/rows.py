@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.load import devices, first_products
 from benchmarks.load.asking import Skipped, distribution, figure, jobs, small, together
 from benchmarks.load.gauges import Gauges
-from benchmarks.load.stage import ARENA_BYTES, PATIENCE_S, drained, pairs, serving, settled, wait_for_none
+from benchmarks.load.stage import ARENA_BYTES, PATIENCE_S, drained, gauge, pairs, serving, settled, wait_for_none
 from benchmarks.service import ceilings, histogram
 from benchmarks.service.servers import KINDS, Server
 from benchmarks.service.turns import phases_of
@@ -26,6 +26,8 @@ SEEN_S = 1.5e-3
 FRONT_S = 0.5e-3
 SUBMISSIONS_PER_S, MANY_PER_S = 1500.0, 10_000.0
 """Targets, where nothing on the machine is a bound."""
+DELIVERED = "gemmserve_delivered_bytes_total"
+"""Counter of bytes that devices have copied straight into clients' memory."""
 MANY = 500
 """Jobs of one request."""
 CONNECTIONS = (1, 16)
@@ -288,12 +290,15 @@ def results(stage):
         yield from kept_results(stage, operands, fitting, nbytes, "in the host arena")
     yield from kept_results(stage, operands, room, nbytes, "in the store")
     for way, url in (("TCP", server.url), ("Unix socket", f"unix:{server.path}")):
+        before = gauge(server, DELIVERED)
         with stage.watch() as gauges:
             done = jobs(stage, url, operands, count=room, seconds=sizes.fetch_s, then="fetch", **work)
+        straight = (gauge(server, DELIVERED) - before) / done["nbytes"]
         yield figure(
             f"{sizes.result}^3, {done['count']} results fetched by {way}", "GB/s",
             done["nbytes"] / done["seconds"] / 1e9, LINK_BYTES_PER_S / 1e9, "link", gauges=gauges,
             client_cpu=done["client_cpu"], count=done["count"], jobs_per_s=done["count"] / done["seconds"],
+            straight=round(straight, 3),
         )  # fmt: skip
 
 

@@ -215,6 +215,8 @@ def done(monkeypatch):
 
         monkeypatch.setattr(rows, "jobs", jobs)
         monkeypatch.setattr(rows, "wait_for_none", lambda *_: None)
+        counter = itertools.count()
+        monkeypatch.setattr(rows, "gauge", lambda *_: next(counter) / 4)
         monkeypatch.setattr(rows, "ARENA_BYTES", 1 << 50)
 
     return at_most
@@ -235,7 +237,9 @@ def test_a_count_of_results_says_what_bounds_it(done, room, most, bounded_by) ->
 def test_results_that_the_arena_takes_come_before_more(done, monkeypatch) -> None:
     done(2000)
     monkeypatch.setattr(rows, "ARENA_BYTES", 1000 * 8 * sizes.FULL.result**2)
-    found = [each for each in rows.results(Held(1500)) if each["case"].count("fetched") == 0]
+    figures = list(rows.results(Held(1500)))
+    found = [each for each in figures if each["case"].count("fetched") == 0]
+    assert [each["straight"] for each in figures if each not in found] == [0.25, 0.25]
     n = sizes.FULL.result
     assert [each["case"] for each in found] == [
         f"{n}^3, 900 results kept", f"{n}^3, 900 results in the host arena",
