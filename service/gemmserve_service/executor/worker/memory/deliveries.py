@@ -143,9 +143,10 @@ class Deliveries:
         under_way: _Copy | None = None
         while True:
             order = self._next(wait=under_way is None)
-            before, under_way = under_way, None if order is None else self._start(order)
-            if before is not None:
-                self._end(before)
+            begun = None if order is None else self._start(order)
+            if under_way is not None:
+                self._end(under_way)
+            under_way = begun  # and nothing else: who waits for orders keeps no array of the device
 
     def _next(self, *, wait: bool) -> Deliver | None:
         """Return the next order; `wait` for one, and let memory go meanwhile that is not used."""

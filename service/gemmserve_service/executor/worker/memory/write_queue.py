@@ -330,9 +330,10 @@ class WriteQueue:
         under_way: _Turn | None = None
         while True:
             pieces = self._next_turn(wait=under_way is None)
-            before, under_way = under_way, self._begin_turn(pieces) if pieces else None
-            if before is not None:
-                self._end_turn(before)
+            begun = self._begin_turn(pieces) if pieces else None
+            if under_way is not None:
+                self._end_turn(under_way)
+            under_way = begun  # and nothing else: who waits for results keeps none that were written
 
     def _next_turn(self, *, wait: bool) -> list[_Piece]:
         """Return the next pieces to write, of the most urgent results; `wait` for some."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from live_server import until
 from memory_peer import NEEDS_MEMFD, WRITE, memory
 
 from gemmserve_service.executor.protocol import Deliver
@@ -149,6 +151,15 @@ def test_memory_is_registered_once(bench):
     assert bench.device.calls == [("register", 2 * SIZE)]
     assert bench.deliveries.nbytes == 2 * SIZE
     assert not bench.bytes_in("x", 2 * SIZE)[SIZE:].any()
+
+
+def test_an_array_that_was_delivered_is_not_held(bench):
+    bench.memory("x")
+    for number in (1, 2):
+        bench.order(number, str(number), "x")
+        bench.until(number)
+    found = weakref.ref(bench.arrays.pop("2"))
+    until(lambda: found() is None)
 
 
 def test_the_next_copy_is_begun_before_the_one_before_is_over(bench):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import threading
+import weakref
 
 import numpy as np
 import pytest
+from live_server import until
 
 from gemmserve_service.errors import JobCancelled
 from gemmserve_service.executor.worker.memory import write_queue as module
@@ -316,6 +318,18 @@ def test_the_devices_copy_of_an_array_is_found_while_there_is_one(bench):
     it.add(2, np.zeros(SIZE, np.uint8))
     assert it.queue.on_device("a2") is None, "it is on the host"
     assert it.queue.on_device("unknown") is None
+
+
+def test_a_result_that_was_written_and_is_gone_is_not_held(bench):
+    it = bench()
+    for number in (1, 2):
+        it.add(number)
+        it.write(number)
+        it.wait(number)
+    it.copies.turns.clear()
+    found = weakref.ref(it.queue.on_device("a2"))
+    it.queue.resident.forget("a2")
+    until(lambda: found() is None)
 
 
 def test_who_wants_memory_has_results_taken_from_the_device(bench):
