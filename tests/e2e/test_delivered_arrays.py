@@ -86,10 +86,13 @@ def test_operands_that_the_device_has_go_straight(server, client, rng):
     ra = client.put(a)
     (ra @ ra).delete()
     before = delivered(server)
-    for _ in range(3):
+
+    def fetch():
         np.testing.assert_array_equal(ra.numpy(), a)
         gc.collect()
-    until(lambda: delivered(server) >= before + 2 * NBYTES)
+        return delivered(server) >= before + 2 * NBYTES
+
+    until(fetch)  # once the front has heard that the device has a copy
 
 
 def test_results_that_are_held_are_not_written_over(server, client, rng):
@@ -185,7 +188,7 @@ def standing(tmp_path, **settings):
 
 
 def test_a_worker_that_is_killed_meanwhile(tmp_path, rng):
-    """The client hears nothing before the killed process can write no more; the result is computed again."""
+    """The client is left without an answer, which would say that its memory is free; the result is computed again."""
     a = matrix(rng)
     with standing(tmp_path) as (server, gate, client), ThreadPoolExecutor(1) as pool:
         ra = client.put(a)
@@ -204,6 +207,7 @@ def test_a_worker_that_is_killed_meanwhile(tmp_path, rng):
         del asked
         gc.collect()
         assert metric(server, "results_recomputed_total") >= 1
+        assert "a connection is closed without an answer" in server.text
         third = ra @ client.put(np.eye(N, dtype="complex64") * 4)
         np.testing.assert_array_equal(third.numpy(), a * 4)
 
@@ -261,6 +265,30 @@ def test_a_worker_that_stands_costs_the_client_its_memory_and_nothing_else(tmp_p
         assert not found.any(), "written to after it was the client's"
 
 
+def test_no_answer_has_a_status_while_the_device_may_still_write(tmp_path, rng):
+    a = matrix(rng)
+    with standing(tmp_path, GEMMSERVE_ONESHOT_TIMEOUT_S="1") as (server, gate, client):
+        result = client.put(a) @ client.put(np.eye(N, dtype="complex64"))
+        session = Session(f"{tmp_path / 'g.sock'}.fds", None)
+        fd = os.memfd_create("peer", os.MFD_CLOEXEC)
+        os.pwrite(fd, bytes(NBYTES), 0)
+        with server.http() as http:
+            for wanted in (None, "sha-256=1"):
+                for stands in (False, True):
+                    headers = {SESSION_HEADER: session.secret, RESULT_HEADER: str(session.send(fd)), PAGES_HEADER: KEPT}
+                    if wanted:
+                        headers["Want-Content-Digest"] = wanted
+                    if not stands:
+                        assert http.get(f"/v1/arrays/{result.id}/data", headers=headers).status_code == 200
+                        continue
+                    gate.shut(0)
+                    with pytest.raises(httpx.RemoteProtocolError):
+                        http.get(f"/v1/arrays/{result.id}/data", headers=headers)
+                    gate.open()
+        os.close(fd)
+        session.close()
+
+
 def test_results_are_frozen_though_their_memory_was_handed_to_the_device(client, rng):
     a = matrix(rng)
     ra, eye = client.put(a), client.put(np.eye(N, dtype="complex64"))
@@ -268,8 +296,12 @@ def test_results_are_frozen_though_their_memory_was_handed_to_the_device(client,
         found = (ra @ eye).numpy()
         frozen = client.freeze(found)
         assert not frozen.flags.writeable
+        assert find(frozen)[0].sealed
+        empty = client.empty((N, N), "complex64")  # not in memory that the device's driver holds
+        empty[:] = a
+        assert find(client.freeze(empty))[0].sealed
         np.testing.assert_array_equal(client.gemm(frozen, np.eye(N, dtype="complex64") * 2), a * 2)
-        del found, frozen
+        del found, frozen, empty
         gc.collect()
 
 

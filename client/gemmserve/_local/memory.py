@@ -77,6 +77,8 @@ class Block:
         self.sealed = False
         self.shareable = True
         """Whether the mapping still shows the memfd's own pages."""
+        self.received = False
+        """Whether a server may have it mapped, to have a device write results to it: then it cannot be sealed."""
         self.fd = os.memfd_create("gemmserve-client", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, capacity)
@@ -131,6 +133,7 @@ class Block:
         """A block for reading over the same, sealed memory."""
         twin = Block.__new__(Block)
         twin.capacity, twin.sealed, twin.shareable, twin.forks = self.capacity, True, True, _forks
+        twin.received = False
         # Before Linux 6.7 a mapping by a descriptor that may write counts as one that writes.
         fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -171,9 +174,9 @@ class Pool:
         self._closed = False
 
     def take(self, nbytes: int) -> Block:
-        """A block of at least `nbytes` > 0 for somebody who asks for one. Raises OSError."""
+        """A block of at least `nbytes` > 0 for somebody who asks for one, and may seal it. Raises OSError."""
         with self._lock:
-            found = self._fitting(nbytes)
+            found = self._fitting(nbytes, to_seal=True)
             if found is not None:
                 self._own.discard(found)
                 return found
@@ -221,9 +224,11 @@ class Pool:
     def _own_bytes(self) -> int:
         return sum(block.capacity for block in self._own)
 
-    def _fitting(self, nbytes: int) -> Block | None:
+    def _fitting(self, nbytes: int, *, to_seal: bool = False) -> Block | None:
         self._collect()
         fitting = [block for block in self._free if nbytes <= block.capacity <= 2 * _rounded(nbytes)]
+        if to_seal:
+            fitting = [block for block in fitting if not block.received]
         block = min(fitting, key=lambda each: each.capacity, default=None)
         if block is not None:
             self._free.remove(block)
@@ -271,7 +276,7 @@ def freeze(array: AnyArray, pool: Pool) -> AnyArray:
     found = find(array)
     if found is not None and found[0].sealed:
         return array
-    if found is not None and found[1] == 0 and found[0].reusable:
+    if found is not None and found[1] == 0 and found[0].reusable and not found[0].received:
         try:
             found[0].seal()
             return found[0].frozen().array(array.shape, array.dtype, order, None)

@@ -219,6 +219,7 @@ class SharedMemory:
             headers = {**request.headers, SESSION_HEADER: session.secret}
             block = staged.borrow(request.result_nbytes) if request.result_nbytes >= _FROM_BYTES else None
             if block is not None:
+                block.received = True
                 headers[RESULT_HEADER] = str(session.send(block.fd))
                 headers[PAGES_HEADER] = KEPT
                 staged.expect(block)

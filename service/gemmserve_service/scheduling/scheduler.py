@@ -305,6 +305,7 @@ class Scheduler:
         What the device alone had is computed again.
         """
         self.writes.worker_lost(worker)
+        self.deliveries.worker_lost(worker)
         tasks: list[Task] = worker.lose_tasks()
         self.fleet.lost(worker, len(tasks))
         now = time.monotonic()

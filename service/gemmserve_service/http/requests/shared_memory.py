@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from gemmserve.wire import KEPT, NPY_HEADER, PAGES_HEADER, RESULT_HEADER, SESSION_HEADER
+from gemmserve.wire import KEPT, NPY, NPY_HEADER, PAGES_HEADER, RESULT_HEADER, SESSION_HEADER
 from gemmserve_service.errors import DescriptorRefused, InvalidRequest, StoreFull
 from gemmserve_service.scheduling.results.deliveries import DeliveryInDoubtError
 
@@ -34,6 +34,7 @@ class SharedRequest:
 
     def __init__(self, request: Request, owner: str) -> None:
         """Raises DescriptorRefused, InvalidRequest."""
+        self._owner = owner
         self._session: Session | None = None
         self._result: Memory | None = None
         secret = request.headers.get(SESSION_HEADER)
@@ -66,7 +67,7 @@ class SharedRequest:
         if self._result is None or not self._lasts:
             return None
         try:
-            if not await deliveries.deliver(pinned, self._result, timeout_s):
+            if not await deliveries.deliver(pinned, self._result, self._owner, timeout_s):
                 return None
         except DeliveryInDoubtError as doubt:
             log.warning("a connection is closed without an answer: %s", doubt)
@@ -99,10 +100,11 @@ class BrokenResponse(Response):
     """A response that ends before its body: the server closes the connection, and the client has no answer."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send its head, which promises a body."""
+        """Send its head, which promises a body, and nothing of that: whoever holds the head back lets it go then."""
         del scope, receive
-        headers = [(b"content-length", b"1"), (b"content-type", b"application/octet-stream")]
+        headers = [(b"content-length", b"1"), (b"content-type", NPY.encode("ascii"))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"", "more_body": True})
 
 
 async def receive_shared(memory: Memory, declared: Declared, store: ArrayStore, **options: Any) -> Upload:

@@ -6,7 +6,8 @@ at the rate of the link (`executor.worker.memory.deliveries`). To register memor
 is for memory that comes again.
 
 A client uses its memory again once it has an answer. So there is none while something may write there: a delivery is
-over when the worker says so, or when the process after it says hello.
+over when the worker says so, or when the process after it says hello. Whoever waits for a worker that is lost, or for
+long, is left without an answer instead: the connection breaks, and the client asks again with other memory.
 
 Everything here happens in the event loop's thread.
 """
@@ -33,6 +34,16 @@ if TYPE_CHECKING:
 
 MIN_BYTES: Final = 1 << 20
 """Bytes below which an array is as soon there by way of the store: a quarter of a millisecond."""
+MAX_MEMORY_BYTES: Final = 256 << 20
+"""Bytes of the largest memory: while the driver registers it, other calls of the driver may wait."""
+_SPARE: Final = 4
+"""Times of an array that its memory may take: all of it is registered, whoever else's has to go for that."""
+_MAX_OF_WORKER: Final = 16
+_MAX_OF_OWNER: Final = 8
+"""Deliveries of a worker, and of an owner, that may be under way: the link is kept busy by two. Each has a descriptor,
+also when its client has hung up. More arrays go by way of the store."""
+_AT_HAND_S: Final = 5.0
+"""Seconds that are waited for an array that could go by way of the store."""
 _MAX_SEEN: Final = 4096
 """Memories that are remembered, by their names."""
 
@@ -44,14 +55,21 @@ class DeliveryInDoubtError(Exception):
 @dataclass(eq=False, slots=True)
 class _Delivery:
     worker: Worker
+    owner: str
     outcome: asyncio.Future[bool | None]
     """Whether the array is there; None: nobody will know."""
     fd: int
     """Descriptor of the client's memory, by which the worker opens it."""
 
+    def tell(self, outcome: bool | None) -> None:
+        """Tell whoever waits."""
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+
     def end(self, outcome: bool | None) -> None:
+        """Nothing is written any more."""
         os.close(self.fd)
-        self.outcome.set_result(outcome)
+        self.tell(outcome)
 
 
 class Deliveries:
@@ -69,20 +87,27 @@ class Deliveries:
         """Memories that have come before, the longest ago first."""
         self._stopping = False
 
-    async def deliver(self, pinned: Pinned, memory: Memory, timeout_s: float | None) -> bool:
-        """Copy a pinned array to the start of a client's memory, whose pages stay the same. False: it did not get
-        there, and nothing will write there. Raises DeliveryInDoubtError.
+    async def deliver(self, pinned: Pinned, memory: Memory, owner: str, timeout_s: float | None) -> bool:
+        """Copy a pinned array of `owner`'s to the start of a client's memory, whose pages stay the same. False: it did
+        not get there, and nothing will write there. Raises DeliveryInDoubtError.
         """
         worker, nbytes = self._holder(pinned), pinned.info.nbytes
         if worker is None or not worker.ready or not worker.delivers or worker.link is not None or self._stopping:
             return False
-        if nbytes < MIN_BYTES or not (memory.writable and memory.takes(max(nbytes, memory.nbytes))):
+        capacity = memory.nbytes
+        if not MIN_BYTES <= nbytes <= capacity <= min(_SPARE * nbytes, MAX_MEMORY_BYTES):
             return False
-        if not self._came_before(memory.name):
+        if not (memory.writable and memory.takes(capacity) and self._came_before(memory.name)):
+            return False
+        of_worker = [each for each in self._under_way.values() if each.worker is worker]
+        if len(of_worker) >= _MAX_OF_WORKER or sum(each.owner == owner for each in of_worker) >= _MAX_OF_OWNER:
+            return False
+        try:
+            fd = memory.duplicate()
+        except OSError:  # too many are open
             return False
         number, loop = next(self._numbers), asyncio.get_running_loop()
-        fd = memory.duplicate()
-        delivery = self._under_way[number] = _Delivery(worker, loop.create_future(), fd)
+        delivery = self._under_way[number] = _Delivery(worker, owner, loop.create_future(), fd)
         worker.delivering = worker.delivering or time.monotonic()
         order = Deliver(
             number=number,
@@ -90,10 +115,12 @@ class Deliveries:
             nbytes=nbytes,
             memory=memory.name,
             path=f"/proc/{os.getpid()}/fd/{fd}",
-            capacity=memory.nbytes,
+            capacity=capacity,
         )
         self._executor.send(worker, order)
         # What has begun goes on if its client hangs up, and the descriptor stays open for it.
+        if pinned.pending is None:
+            timeout_s = _AT_HAND_S if timeout_s is None else min(timeout_s, _AT_HAND_S)
         await asyncio.wait((delivery.outcome,), timeout=timeout_s)
         delivered = delivery.outcome.result() if delivery.outcome.done() else None
         if delivered is None:
@@ -121,12 +148,19 @@ class Deliveries:
         waits = any(delivery.worker is worker for delivery in self._under_way.values())
         worker.delivering = time.monotonic() if waits else None
 
+    def worker_lost(self, worker: Worker) -> None:
+        """A worker's process is gone, or is being ended: it may still write for a while."""
+        worker.delivering = None
+        for delivery in self._under_way.values():
+            if delivery.worker is worker:
+                delivery.tell(None)
+
     def worker_ready(self, worker: Worker) -> None:
         """A worker said hello: it, and the process before it, have ended all that they were asked before."""
         for number, delivery in list(self._under_way.items()):
             if delivery.worker is worker:
                 del self._under_way[number]
-                delivery.end(outcome=False)
+                delivery.end(None)
 
     def stop(self) -> None:
         """Leave what is under way in doubt: nobody hears of it any more."""

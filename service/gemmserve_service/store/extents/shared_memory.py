@@ -64,7 +64,12 @@ class Memory:
     def takes(self, nbytes: int) -> bool:
         """Whether it has pages for `nbytes`: those that the server's writing adds would be the server's memory."""
         status = os.fstat(self._descriptor)
-        return not self.offset and status.st_size >= nbytes and status.st_blocks * _BLOCK >= nbytes
+        if self.offset or status.st_size < nbytes or status.st_blocks * _BLOCK < nbytes:
+            return False
+        try:
+            return os.lseek(self._descriptor, 0, os.SEEK_HOLE) >= nbytes
+        except OSError:  # a kind of memory that does not know its holes
+            return True
 
     @property
     def name(self) -> str:

@@ -163,7 +163,10 @@ class CupyBackend:
         budget = int(available * cache_share)
         self.copies = DeviceCopies(cupy, ordinal, self.spec, budget, self.arena, self.registered)
         self.write_queue = WriteQueue(self.copies, self.enter)
-        self.deliveries = Deliveries(self.write_queue.on_device, self.copies, link, self.enter)
+        # ROCm's driver may follow pages that their owner takes away, and a device that writes there fault.
+        find = self.write_queue.on_device
+        self.deliveries = None if _IS_HIP[kind] else Deliveries(find, self.copies, link, self.enter)
+        """Arrays that go straight to clients."""
         self._panels: _Panels | None = None
         self._panels_lock = threading.RLock()
         self._ahead = PanelsAhead(self.enter)

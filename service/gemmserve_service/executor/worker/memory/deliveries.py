@@ -8,6 +8,7 @@ has taken away would end the process (SIGBUS): only the device writes there.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -31,6 +32,7 @@ MAX_BYTES: Final = 4 << 30
 """Bytes of clients' memory that stay registered: eight clients of this project's keep so much for transfers."""
 KEPT_S: Final = 10.0
 """Seconds after its last use for which memory stays registered. Its client may have closed it: then it is freed."""
+_LOOKS: Final = 8  # in that time, at most, at which memory is unused
 _MAX_STUCK: Final = 8
 """Mappings that the driver has not let go of, after which no more memory is registered."""
 
@@ -104,6 +106,8 @@ class Deliveries:
         """Orders that are not answered."""
         self._memories: OrderedDict[str, _Memory] = OrderedDict()
         """By name, the longest unused first; the delivering thread's."""
+        self._next_look = 0.0
+        """Time at which memory is looked for again that nobody uses (time.monotonic)."""
         self._stuck: list[Bytes] = []
         """Mappings that the driver has not let go of: other pages at their addresses would be taken for these."""
         self._changed = threading.Condition()
@@ -143,6 +147,9 @@ class Deliveries:
         under_way: _Copy | None = None
         while True:
             order = self._next(wait=under_way is None)
+            if under_way is not None and order is not None and order.memory not in self._memories:
+                self._end(under_way)  # before memory is registered, which takes longer than a copy
+                under_way = None
             begun = None if order is None else self._start(order)
             if under_way is not None:
                 self._end(under_way)
@@ -153,7 +160,7 @@ class Deliveries:
         while True:
             with self._changed:
                 if wait and not self._orders:
-                    self._changed.wait(KEPT_S if self._memories else None)
+                    self._changed.wait(KEPT_S / _LOOKS if self._memories else None)
                 if self._orders:
                     return self._orders.popleft()
             if not wait:
@@ -193,6 +200,8 @@ class Deliveries:
         copy.memory.copies -= 1
         copy.memory.used = time.monotonic()
         self._answer(delivered, refused)
+        if self._next_look <= copy.memory.used:
+            self._let_go()
 
     def _answer(self, delivered: list[int], refused: list[int]) -> None:
         with self._changed:
@@ -202,8 +211,8 @@ class Deliveries:
         tell(delivered, refused)
 
     def _memory(self, order: Deliver) -> _Memory | None:
-        """Return the memory of an order, registered; None: it is too large, or the driver has enough. Raises what
-        `register` raises, and OSError and ValueError where it cannot be mapped.
+        """Return the memory of an order, registered; None: it is too large, or the driver has enough. No copy is under
+        way where it is new. Raises what `register` raises, and OSError and ValueError where it cannot be mapped.
         """
         found = self._memories.get(order.memory)
         if found is not None:
@@ -213,15 +222,15 @@ class Deliveries:
             return None
         self._let_go()
         while self.nbytes + order.capacity > MAX_BYTES:
-            unused = next((name for name, memory in self._memories.items() if not memory.copies), None)
-            if unused is None:
-                return None
-            self._drop(unused)
+            self._drop(next(iter(self._memories)))
         fd = os.open(order.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             status = os.fstat(fd)
             if order.memory != f"{status.st_dev}:{status.st_ino}":  # the front has closed it, and opened another file
                 raise ValueError("it is no longer there")
+            with contextlib.suppress(OSError):  # memory that does not know its holes: the front has counted its pages
+                if os.lseek(fd, 0, os.SEEK_HOLE) < order.capacity:
+                    raise ValueError("it has holes: its pages would be the server's")
             mapped = Mapping(fd, order.capacity).array()
         finally:
             os.close(fd)
@@ -232,7 +241,8 @@ class Deliveries:
 
     def _let_go(self) -> None:
         """End the registration of memory that has not been used for a while."""
-        before = time.monotonic() - KEPT_S
+        now = time.monotonic()
+        before, self._next_look = now - KEPT_S, now + KEPT_S / _LOOKS
         for name in [name for name, memory in self._memories.items() if memory.used < before and not memory.copies]:
             self._drop(name)
 

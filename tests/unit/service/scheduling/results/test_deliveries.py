@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import errno
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,9 +52,11 @@ class Front:
         first.close()
         return again
 
-    def deliver(self, memory, nbytes=NBYTES, timeout_s=60):
-        pinned = SimpleNamespace(info=SimpleNamespace(id="arr_1", nbytes=nbytes))
-        return self.deliveries.deliver(pinned, memory, timeout_s)
+    def deliver(self, memory, nbytes=NBYTES, timeout_s=60, *, owner="me", at_hand=False):
+        pinned = SimpleNamespace(
+            info=SimpleNamespace(id="arr_1", nbytes=nbytes), pending=None if at_hand else SimpleNamespace()
+        )
+        return self.deliveries.deliver(pinned, memory, owner, timeout_s)
 
     async def begun(self, memory, **fields):
         """A delivery that the worker has been sent."""
@@ -109,9 +113,13 @@ async def test_what_a_worker_refuses_may_go_another_way(front):
 
 
 @pytest.mark.parametrize(
-    "what", ["nobody", "lost", "joined", "old", "small", "too small", "read-only", "offset", "holes", "stopping"]
+    "what",
+    [
+        *("nobody", "lost", "joined", "old", "small", "too small", "too large", "read-only", "offset", "holes"),
+        *("one hole", "no descriptor", "stopping"),
+    ],
 )
-async def test_what_is_not_delivered(front, what):
+async def test_what_is_not_delivered(front, what, monkeypatch):
     memory, nbytes = await front.known(), NBYTES
     if what == "nobody":
         front.holder = None
@@ -133,11 +141,32 @@ async def test_what_is_not_delivered(front, what):
         memory.offset = 4096
     if what == "holes":  # beyond the array: its pages would be registered, too
         os.ftruncate(front.fds[0], 4 * NBYTES)
+    if what == "one hole":  # with as many pages as it needs, all of them behind its end
+        os.ftruncate(front.fds[0], 0)
+        os.ftruncate(front.fds[0], NBYTES)
+        allocate_behind(front.fds[0], NBYTES)
+        assert os.fstat(front.fds[0]).st_blocks * 512 >= NBYTES
+    if what == "too large":
+        os.ftruncate(front.fds[0], 0)
+        os.pwrite(front.fds[0], bytes(5 * NBYTES), 0)
+    if what == "no descriptor":
+        monkeypatch.setattr(memory, "duplicate", too_many)
     if what == "stopping":
         front.deliveries.stop()
     assert not await front.deliver(memory, nbytes)
     assert not front.sent
     memory.close()
+
+
+def too_many():
+    raise OSError(errno.EMFILE, "too many open files")
+
+
+def allocate_behind(fd, nbytes):
+    """Have pages allocated from `nbytes` on, and the size stay (FALLOC_FL_KEEP_SIZE)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+    assert libc.fallocate(fd, 1, nbytes, nbytes) == 0
 
 
 async def test_sealed_in_its_size_it_serves(front):
@@ -172,19 +201,68 @@ async def test_a_client_that_hangs_up_leaves_nothing_behind(front):
     assert front.worker.delivering is None
 
 
-async def test_a_lost_worker_leaves_it_open_until_the_next_one_is_there(front):
+async def test_a_lost_worker_leaves_it_in_doubt(front):
     memory = await front.known()
     task = await front.begun(memory)
-    front.worker.ready = False  # its process is being killed: it may still write
+    front.deliveries.worker_lost(Worker("cuda:1"))
     await asyncio.sleep(SOON_S)
     assert not task.done()
-    other = Worker("cuda:1", ready=True)
-    front.deliveries.worker_ready(other)
-    await asyncio.sleep(SOON_S)
-    assert not task.done()
+    front.deliveries.worker_lost(front.worker)  # its process is being killed: it may still write
+    with pytest.raises(DeliveryInDoubtError):
+        await task
+    assert front.worker.delivering is None
+    front.deliveries.worker_ready(Worker("cuda:1"))
+    assert front.open_descriptors == 1
     front.deliveries.worker_ready(front.worker)
-    assert not await task
+    assert front.open_descriptors == 0
+    front.answer(delivered=[front.sent[0].number])  # of whom, if not of the next one
     memory.close()
+
+
+async def test_what_could_go_by_way_of_the_store_does_not_wait_for_long(front, monkeypatch):
+    monkeypatch.setattr(module, "_AT_HAND_S", SOON_S)
+    for timeout_s in (60, None):
+        memory = await front.known()
+        with pytest.raises(DeliveryInDoubtError):
+            await front.deliver(memory, timeout_s=timeout_s, at_hand=True)
+        memory.close()
+    memory = await front.known()
+    task = await front.begun(memory)
+    await asyncio.sleep(4 * SOON_S)
+    assert not task.done(), "this could not"
+    front.answer(delivered=[front.sent[-1].number])
+    assert await task
+    memory.close()
+
+
+async def test_few_are_under_way_at_a_time_whether_anybody_waits_or_not(front):
+    memories, tasks = [], []
+
+    async def one_more(owner):
+        memories.append(await front.known())
+        count = len(front.sent)
+        task = asyncio.ensure_future(front.deliver(memories[-1], owner=owner))
+        await asyncio.sleep(0)
+        if len(front.sent) == count:
+            assert not await task
+            return False
+        tasks.append(task)
+        return True
+
+    assert [await one_more("me") for _ in range(9)] == [*[True] * 8, False]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert not await one_more("me")
+    assert [await one_more("other") for _ in range(8)] == [True] * 8
+    assert not await one_more("third"), "of all owners of one worker"
+    front.answer(delivered=[front.sent[0].number])
+    assert await one_more("me")
+    front.answer(refused=[order.number for order in front.sent[1:]])
+    assert front.open_descriptors == 0
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for each in memories:
+        each.close()
 
 
 async def test_the_answer_of_another_worker_is_none(front):

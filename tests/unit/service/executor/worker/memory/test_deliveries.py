@@ -42,12 +42,15 @@ class Device:
         self.calls = []
         self.refuses = set()
         self.broken = False
+        self.forgets = False
+        """Whether it holds no array that it copies, as a device does not."""
         self._begun = []
 
     def start_store(self, array, target):
         if self.broken == "start":
             raise RuntimeError("the device is broken")
-        self._begun.append((array, target))
+        if not self.forgets:
+            self._begun.append((array, target))
 
     def mark(self):
         begun, self._begun = self._begun, []
@@ -70,10 +73,9 @@ class Device:
         self.registered[address] = nbytes
 
     def unregister(self, address):
-        self.calls.append(("unregister", self.registered[address]))
         if "unregister" in self.refuses:
             raise RuntimeError("they stay")
-        del self.registered[address]
+        self.calls.append(("unregister", self.registered.pop(address)))
 
 
 class Bench:
@@ -153,6 +155,19 @@ def test_memory_is_registered_once(bench):
     assert not bench.bytes_in("x", 2 * SIZE)[SIZE:].any()
 
 
+def test_an_array_lives_until_it_is_there(bench):
+    bench.memory("x")
+    bench.device.go.clear()
+    bench.device.forgets = True
+    bench.order(1, "1", "x")
+    assert bench.device.waits.acquire(timeout=WAIT_S)
+    found = weakref.ref(bench.arrays.pop("1"))
+    assert found() is not None
+    bench.device.go.set()
+    bench.until(1)
+    until(lambda: found() is None)
+
+
 def test_an_array_that_was_delivered_is_not_held(bench):
     bench.memory("x")
     for number in (1, 2):
@@ -165,12 +180,19 @@ def test_an_array_that_was_delivered_is_not_held(bench):
 def test_the_next_copy_is_begun_before_the_one_before_is_over(bench):
     for name in "xyz":
         bench.memory(name)
+        bench.order(0, "9", name)
+        bench.until(1)
+        bench.delivered.clear()
+        assert bench.device.waits.acquire(timeout=WAIT_S)
     bench.device.go.clear()
+    begun = []
+    start = bench.device.start_store
+    bench.device.start_store = lambda *args: (begun.append(args), start(*args))
     with bench.together():
         for number, name in enumerate("xyz", 1):
             bench.order(number, str(number), name)
     assert bench.device.waits.acquire(timeout=WAIT_S)
-    assert len(bench.device.registered) == 2
+    assert len(begun) == 2
     assert not bench.delivered
     bench.device.go.set()
     bench.until(3)
@@ -232,20 +254,17 @@ def test_the_longest_unused_memory_goes_for_other(bench, monkeypatch):
     assert len(bench.device.calls) == 4, "for what is too large nothing goes"
 
 
-def test_memory_that_is_written_to_does_not_go(bench, monkeypatch):
+def test_memory_that_is_written_to_goes_when_that_is_over(bench, monkeypatch):
     monkeypatch.setattr(module, "MAX_BYTES", SIZE)
     bench.memory("x")
     bench.memory("y")
-    bench.device.go.clear()
     with bench.together():
         bench.order(1, "1", "x")
         bench.order(2, "2", "y")
-    bench.until(1)
-    assert bench.refused == [2]
-    bench.device.go.set()
     bench.until(2)
-    assert bench.delivered == [1]
+    assert bench.delivered == [1, 2]
     assert bench.has("x", "1")
+    assert bench.has("y", "2")
 
 
 def test_memory_that_is_not_used_is_let_go(bench, monkeypatch):
@@ -253,11 +272,7 @@ def test_memory_that_is_not_used_is_let_go(bench, monkeypatch):
     bench.memory("x")
     bench.order(1, "1", "x")
     bench.until(1)
-    ended = threading.Event()
-    for _ in range(600):
-        if bench.device.calls[-1] == ("unregister", SIZE):
-            break
-        ended.wait(0.1)
+    until(lambda: bench.device.calls[-1] == ("unregister", SIZE))
     assert (bench.device.registered, bench.deliveries.nbytes) == ({}, 0)
     bench.order(2, "2", "x")
     bench.until(2)
@@ -284,24 +299,45 @@ def test_memory_stays_for_a_while_after_each_use(bench, clock):
     assert bench.device.calls == [("register", SIZE)] * 2
 
 
-def test_memory_stays_while_it_is_written_to(bench, clock):
-    bench.memory("x")
-    bench.memory("y")
+def test_memory_that_is_not_used_goes_while_other_memory_is(bench, clock):
+    for name in "xyz":
+        bench.memory(name)
     bench.order(1, "1", "x")
     bench.until(1)
-    assert bench.device.waits.acquire(timeout=WAIT_S)
-    clock.now += 2 * module.KEPT_S
-    bench.device.go.clear()
+    for number in range(2, 30):
+        clock.now += module.KEPT_S / 7
+        bench.order(number, "2", "y")
+        bench.until(number)
+    assert bench.device.calls == [*[("register", SIZE)] * 2, ("unregister", SIZE)]
+
+
+def test_what_is_there_is_told_before_other_memory_is_registered(bench):
+    for name in "xy":
+        bench.memory(name)
+    told = []
+    register = bench.device.register
+    bench.device.register = lambda *args: (told.append(list(bench.delivered)), register(*args))
     with bench.together():
+        bench.order(1, "1", "x")
         bench.order(2, "2", "x")
         bench.order(3, "3", "y")
-    assert bench.device.waits.acquire(timeout=WAIT_S)
-    assert bench.device.calls == [("register", SIZE)] * 2
-    bench.device.go.set()
     bench.until(3)
-    assert bench.delivered == [1, 2, 3]
-    assert bench.has("x", "2")
-    assert bench.has("y", "3")
+    assert told == [[], [1, 2]]
+
+
+def test_memory_stays_while_it_is_written_to(bench, clock):
+    for number, name in enumerate("xy", 1):
+        bench.memory(name)
+        bench.order(number, "9", name)
+        bench.until(number)
+    clock.now += 2 * module.KEPT_S
+    with bench.together():
+        bench.order(3, "3", "x")
+        bench.order(4, "4", "y")  # has begun when the other is over, and nothing else was done with it for long
+    bench.until(4)
+    assert bench.delivered == [1, 2, 3, 4]
+    assert bench.has("x", "3")
+    assert bench.has("y", "4")
 
 
 @pytest.mark.parametrize("when", ["start", "wait"])
