@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import io
 import json
@@ -33,6 +34,16 @@ def memory(array=None, *, nbytes=0, seals=0, offset=0):
     if seals:
         fcntl.fcntl(fd, 1033, seals)
     return fd
+
+
+def without_pages(fd, nbytes):
+    """Make memory one hole of `nbytes`, with as many pages behind its end (FALLOC_FL_KEEP_SIZE)."""
+    os.ftruncate(fd, 0)
+    os.ftruncate(fd, nbytes)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+    assert libc.fallocate(fd, 1, nbytes, nbytes) == 0
+    assert os.fstat(fd).st_blocks * 512 >= nbytes
 
 
 def open_memory():

@@ -8,7 +8,6 @@ has taken away would end the process (SIGBUS): only the device writes there.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gemmserve_service.runtime.mapping import Mapping
+from gemmserve_service.store.extents.shared_memory import has_holes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -228,9 +228,8 @@ class Deliveries:
             status = os.fstat(fd)
             if order.memory != f"{status.st_dev}:{status.st_ino}":  # the front has closed it, and opened another file
                 raise ValueError("it is no longer there")
-            with contextlib.suppress(OSError):  # memory that does not know its holes: the front has counted its pages
-                if os.lseek(fd, 0, os.SEEK_HOLE) < order.capacity:
-                    raise ValueError("it has holes: its pages would be the server's")
+            if has_holes(fd, order.capacity):
+                raise ValueError("it has holes, whose pages would be the server's")
             mapped = Mapping(fd, order.capacity).array()
         finally:
             os.close(fd)

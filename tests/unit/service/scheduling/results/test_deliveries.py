@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import errno
 import os
 from pathlib import Path
@@ -116,7 +115,7 @@ async def test_what_a_worker_refuses_may_go_another_way(front):
     "what",
     [
         *("nobody", "lost", "joined", "old", "small", "too small", "too large", "read-only", "offset", "holes"),
-        *("one hole", "no descriptor", "stopping"),
+        *("no descriptor", "stopping"),
     ],
 )
 async def test_what_is_not_delivered(front, what, monkeypatch):
@@ -141,11 +140,6 @@ async def test_what_is_not_delivered(front, what, monkeypatch):
         memory.offset = 4096
     if what == "holes":  # beyond the array: its pages would be registered, too
         os.ftruncate(front.fds[0], 4 * NBYTES)
-    if what == "one hole":  # with as many pages as it needs, all of them behind its end
-        os.ftruncate(front.fds[0], 0)
-        os.ftruncate(front.fds[0], NBYTES)
-        allocate_behind(front.fds[0], NBYTES)
-        assert os.fstat(front.fds[0]).st_blocks * 512 >= NBYTES
     if what == "too large":
         os.ftruncate(front.fds[0], 0)
         os.pwrite(front.fds[0], bytes(5 * NBYTES), 0)
@@ -160,13 +154,6 @@ async def test_what_is_not_delivered(front, what, monkeypatch):
 
 def too_many():
     raise OSError(errno.EMFILE, "too many open files")
-
-
-def allocate_behind(fd, nbytes):
-    """Have pages allocated from `nbytes` on, and the size stay (FALLOC_FL_KEEP_SIZE)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
-    assert libc.fallocate(fd, 1, nbytes, nbytes) == 0
 
 
 async def test_sealed_in_its_size_it_serves(front):

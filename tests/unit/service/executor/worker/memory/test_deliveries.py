@@ -11,9 +11,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from live_server import until
-from memory_peer import NEEDS_MEMFD, WRITE, memory
+from memory_peer import NEEDS_MEMFD, WRITE, memory, without_pages
 
 from gemmserve_service.executor.protocol import Deliver
+from gemmserve_service.executor.worker.cuda.copies import DeviceCopies
+from gemmserve_service.executor.worker.cuda.pinned_ring import CupyLink
 from gemmserve_service.executor.worker.memory import deliveries as module
 from gemmserve_service.executor.worker.memory.deliveries import Deliveries
 
@@ -81,12 +83,13 @@ class Device:
 class Bench:
     """Deliveries of a device with arrays "1" to "9", and their front."""
 
-    def __init__(self):
+    def __init__(self, arrays=None, *driver):
+        """`driver`: copies, link and what a thread calls first, of a real device that has those arrays."""
         self.device = Device()
-        self.arrays = {str(number): Value(number) for number in range(1, 10)}
+        self.arrays = {str(number): Value(number) for number in range(1, 10)} if arrays is None else arrays
         self.delivered, self.refused, self.checks = [], [], 0
         self.changed = threading.Condition()
-        self.deliveries = Deliveries(self.arrays.get, self.device, self.device)
+        self.deliveries = Deliveries(self.arrays.get, *(driver or (self.device, self.device)))
         self.deliveries.begin(self.tell, self.check)
         self.fds = {}
 
@@ -211,7 +214,7 @@ def test_what_is_not_there_is_refused(bench, what):
     assert not bench.bytes_in("x").any()
 
 
-@pytest.mark.parametrize("what", ["gone", "another file", "sealed", "shorter", "not registered"])
+@pytest.mark.parametrize("what", ["gone", "another file", "sealed", "shorter", "holes", "not registered"])
 def test_memory_that_cannot_be_used_is_refused_and_other_memory_serves(bench, what):
     bench.memory("x")
     bench.memory("y", 2 * SIZE)
@@ -222,6 +225,8 @@ def test_memory_that_cannot_be_used_is_refused_and_other_memory_serves(bench, wh
         path = f"/proc/self/fd/{bench.fds['y']}"
     if what == "sealed":
         fcntl.fcntl(bench.fds["x"], 1033, WRITE)
+    if what == "holes":
+        without_pages(bench.fds["x"], SIZE)
     if what == "not registered":
         bench.device.refuses.add(SIZE)
     if what == "shorter":
@@ -386,3 +391,44 @@ def test_abandoned_orders_are_not_answered(bench):
     bench.order(2, "2", "y")
     bench.until(1)
     assert bench.delivered == [2]
+
+
+@pytest.mark.gpu
+def test_on_a_device(monkeypatch):
+    """With memory whose owner breaks its promise, too: that harms nobody else."""
+    cupy = pytest.importorskip("cupy")
+    try:
+        cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        pytest.skip(f"no device: {error}")
+    monkeypatch.setattr(module, "KEPT_S", 5.0)
+    nbytes = 8 << 20
+    content = {str(number): np.random.default_rng(number).integers(1, 256, nbytes, np.uint8) for number in range(4)}
+    link = CupyLink(cupy, 0)
+    arrays = {name: cupy.asarray(each) for name, each in content.items()}
+    cupy.cuda.Device().synchronize()
+    bench = Bench(arrays, DeviceCopies(cupy, 0, None, 1 << 20), link, link.enter)
+    for name in "xy":
+        bench.memory(name, nbytes)
+    for number in range(1, 9):
+        bench.order(number, str(number % 4), "xy"[number % 2], nbytes=nbytes)
+        bench.until(number)
+        assert np.array_equal(bench.bytes_in("xy"[number % 2], nbytes), content[str(number % 4)])
+    assert bench.deliveries.nbytes == 2 * nbytes
+    with pytest.raises(OSError, match="busy"):
+        fcntl.fcntl(bench.fds["x"], 1033, WRITE)
+    os.ftruncate(bench.fds["x"], 0)
+    os.ftruncate(bench.fds["x"], nbytes)
+    bench.order(9, "1", "x", nbytes=nbytes)
+    bench.order(10, "2", "y", nbytes=nbytes)
+    bench.until(10)
+    assert bench.delivered == list(range(1, 11))
+    assert bench.checks == 0
+    assert not bench.bytes_in("x", nbytes).any(), "these pages are its owner's alone"
+    assert np.array_equal(bench.bytes_in("y", nbytes), content["2"])
+    until(lambda: bench.deliveries.nbytes == 0)
+    fcntl.fcntl(bench.fds["y"], 1033, WRITE)
+    bench.order(11, "1", "y", nbytes=nbytes)
+    bench.until(11)
+    assert bench.refused == [11], "it is sealed"
+    bench.close()
