@@ -84,7 +84,7 @@ class SharedRequest:
             if not result.takes(pinned.info.nbytes):
                 return None
             header, view = pinned.npy_parts()
-            await result.write(view)
+            await result.write(view, whole=True)
         except OSError:  # sealed, or opened for reading only
             return None
         finally:

@@ -98,9 +98,9 @@ class Memory:
         """Fills `view`. Raises DescriptorRefused if the memory ends too early."""
         await _in_thread(_read, self.lend(), view, self.offset)
 
-    async def write(self, view: memoryview) -> None:
-        """Writes `view` into it. Raises OSError where it cannot be written, or has holes."""
-        await _in_thread(_write, self.lend(), view, self.offset)
+    async def write(self, view: memoryview, *, whole: bool = False) -> None:
+        """Writes `view` into it. Raises OSError where it cannot be, and if it is to be `whole` where it has holes."""
+        await _in_thread(_write_whole if whole else _write, self.lend(), view, self.offset)
 
     def close(self) -> None:
         """Lets go of it; idempotent."""
@@ -146,9 +146,13 @@ def _read(fd: int, view: memoryview, offset: int) -> None:
         done += count
 
 
-def _write(fd: int, view: memoryview, offset: int) -> None:
+def _write_whole(fd: int, view: memoryview, offset: int) -> None:
     if has_holes(fd, offset + len(view)):
         raise OSError(errno.ENOSPC, "the shared memory has holes")
+    _write(fd, view, offset)
+
+
+def _write(fd: int, view: memoryview, offset: int) -> None:
     done = 0
     while done < len(view):
         done += os.pwritev(fd, [view[done : done + _STEP]], offset + done)
