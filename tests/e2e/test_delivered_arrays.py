@@ -21,7 +21,7 @@ from live_server import LiveServer, until
 from gemmserve import Client
 from gemmserve._local.memory import find
 from gemmserve._local.session import Session
-from gemmserve.wire import KEPT, NPY_HEADER, PAGES_HEADER, RESULT_HEADER, SESSION_HEADER
+from gemmserve.wire import BY_DEVICE, KEPT, NPY_HEADER, PAGES_HEADER, RESULT_HEADER, SESSION_HEADER
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory is passed on Linux"),
@@ -146,6 +146,7 @@ def test_only_memory_whose_pages_stay_is_handed_to_a_device(server, path, client
             answer = http.get(f"/v1/arrays/{result.id}/data", headers=headers)
             assert answer.status_code == 200
             assert answer.headers["content-type"] == NPY_HEADER, number
+            assert (answer.headers[RESULT_HEADER] == BY_DEVICE) == (promised and number == 1)
             assert os.pread(fd, NBYTES, 0) == a.tobytes()
     os.close(fd)
     session.close()
@@ -287,6 +288,15 @@ def test_no_answer_has_a_status_while_the_device_may_still_write(tmp_path, rng):
                     gate.open()
         os.close(fd)
         session.close()
+
+
+def test_a_result_by_way_of_the_store_is_frozen_where_it_lies(client, rng):
+    result = client.put(matrix(rng)) @ client.put(np.eye(N, dtype="complex64"))
+    found = result.numpy()
+    fd = find(found)[0].fd
+    frozen = client.freeze(found)
+    assert find(frozen)[0].sealed
+    assert os.fstat(find(frozen)[0].fd).st_ino == os.fstat(fd).st_ino
 
 
 def test_results_are_frozen_though_their_memory_was_handed_to_the_device(client, rng):

@@ -77,8 +77,8 @@ class Block:
         self.sealed = False
         self.shareable = True
         """Whether the mapping still shows the memfd's own pages."""
-        self.received = False
-        """Whether a server may have it mapped, to have a device write results to it: then it cannot be sealed."""
+        self.mapped_elsewhere = False
+        """Whether a server has had it mapped, for a device that wrote a result there: perhaps it cannot be sealed."""
         self.fd = os.memfd_create("gemmserve-client", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, capacity)
@@ -133,7 +133,7 @@ class Block:
         """A block for reading over the same, sealed memory."""
         twin = Block.__new__(Block)
         twin.capacity, twin.sealed, twin.shareable, twin.forks = self.capacity, True, True, _forks
-        twin.received = False
+        twin.mapped_elsewhere = False
         # Before Linux 6.7 a mapping by a descriptor that may write counts as one that writes.
         fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -228,7 +228,7 @@ class Pool:
         self._collect()
         fitting = [block for block in self._free if nbytes <= block.capacity <= 2 * _rounded(nbytes)]
         if to_seal:
-            fitting = [block for block in fitting if not block.received]
+            fitting = [block for block in fitting if not block.mapped_elsewhere]
         block = min(fitting, key=lambda each: each.capacity, default=None)
         if block is not None:
             self._free.remove(block)
@@ -276,7 +276,7 @@ def freeze(array: AnyArray, pool: Pool) -> AnyArray:
     found = find(array)
     if found is not None and found[0].sealed:
         return array
-    if found is not None and found[1] == 0 and found[0].reusable and not found[0].received:
+    if found is not None and found[1] == 0 and found[0].reusable and not found[0].mapped_elsewhere:
         try:
             found[0].seal()
             return found[0].frozen().array(array.shape, array.dtype, order, None)

@@ -23,6 +23,7 @@ from gemmserve._local.memory import Block, Pool, find, supported
 from gemmserve._transfer.arrays import is_fortran
 from gemmserve._transfer.bodies import MultipartBody, NpyBody
 from gemmserve.wire import (
+    BY_DEVICE,
     DATA_HEADER,
     DESCRIPTORS_SUFFIX,
     KEPT,
@@ -122,6 +123,7 @@ class Staged:
         def choose(headers: Mapping[str, str]) -> Any:
             kind = (headers.get("content-type") or "").partition(";")[0].strip().lower()
             if kind == NPY_HEADER and self._result is not None and RESULT_HEADER in headers:
+                self._result.mapped_elsewhere |= headers[RESULT_HEADER] == BY_DEVICE
                 return _SharedReceiver(self)
             return otherwise(headers)
 
@@ -219,7 +221,6 @@ class SharedMemory:
             headers = {**request.headers, SESSION_HEADER: session.secret}
             block = staged.borrow(request.result_nbytes) if request.result_nbytes >= _FROM_BYTES else None
             if block is not None:
-                block.received = True
                 headers[RESULT_HEADER] = str(session.send(block.fd))
                 headers[PAGES_HEADER] = KEPT
                 staged.expect(block)

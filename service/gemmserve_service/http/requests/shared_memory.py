@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from gemmserve.wire import KEPT, NPY, NPY_HEADER, PAGES_HEADER, RESULT_HEADER, SESSION_HEADER
+from gemmserve.wire import BY_DEVICE, KEPT, NPY, NPY_HEADER, PAGES_HEADER, RESULT_HEADER, SESSION_HEADER
 from gemmserve_service.errors import DescriptorRefused, InvalidRequest, StoreFull
 from gemmserve_service.scheduling.results.deliveries import DeliveryInDoubtError
 
@@ -73,7 +73,7 @@ class SharedRequest:
             log.warning("a connection is closed without an answer: %s", doubt)
             return BrokenResponse()
         self.close()
-        return _result_in_memory(pinned.npy_header, headers)
+        return _result_in_memory(pinned.npy_header, headers, BY_DEVICE)
 
     async def answer(self, pinned: Pinned, headers: Mapping[str, str]) -> Response | None:
         """The answer whose bytes went into the client's memory; None: they are to go by the socket."""
@@ -89,11 +89,11 @@ class SharedRequest:
             return None
         finally:
             result.close()
-        return _result_in_memory(header, headers)
+        return _result_in_memory(header, headers, "shared")
 
 
-def _result_in_memory(header: bytes, headers: Mapping[str, str]) -> Response:
-    return Response(header, headers={**headers, RESULT_HEADER: "shared"}, media_type=NPY_HEADER)
+def _result_in_memory(header: bytes, headers: Mapping[str, str], how: str) -> Response:
+    return Response(header, headers={**headers, RESULT_HEADER: how}, media_type=NPY_HEADER)
 
 
 class BrokenResponse(Response):

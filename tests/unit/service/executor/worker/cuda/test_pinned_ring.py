@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from real_device import cupy_with_device
 
 from gemmserve_kernels.device import driver
 from gemmserve_kernels.device.interruption import interruptible
@@ -287,11 +288,7 @@ def test_memory_of_an_array_in_one_piece():
 
 @pytest.mark.gpu
 def test_on_a_device(ring):
-    cupy = pytest.importorskip("cupy")
-    try:
-        cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        pytest.skip(f"no device: {error}")
+    cupy = cupy_with_device()
     staging = ring(CupyLink(cupy, 0), threads=4, slot_bytes=1 << 16)
     source = np.random.default_rng(0).integers(0, 256, (1 << 20) + 77, np.uint8)
     stream = cupy.cuda.Stream(non_blocking=True)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from live_server import until
 from memory_peer import NEEDS_MEMFD, WRITE, memory, without_pages
+from real_device import cupy_with_device
 
 from gemmserve_service.executor.protocol import Deliver
 from gemmserve_service.executor.worker.cuda.copies import DeviceCopies
@@ -396,11 +397,7 @@ def test_abandoned_orders_are_not_answered(bench):
 @pytest.mark.gpu
 def test_on_a_device(monkeypatch):
     """With memory whose owner breaks its promise, too: that harms nobody else."""
-    cupy = pytest.importorskip("cupy")
-    try:
-        cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        pytest.skip(f"no device: {error}")
+    cupy = cupy_with_device()
     monkeypatch.setattr(module, "KEPT_S", 5.0)
     nbytes = 8 << 20
     content = {str(number): np.random.default_rng(number).integers(1, 256, nbytes, np.uint8) for number in range(4)}

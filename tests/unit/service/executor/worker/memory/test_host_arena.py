@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from real_device import cupy_with_device
 
 from gemmserve_service.executor.protocol import ArrayRef
 from gemmserve_service.executor.worker.cuda.copies import DeviceCopies
@@ -173,11 +174,7 @@ def test_it_is_mapped_once_whoever_asks(file):
 @pytest.mark.gpu
 def test_on_a_device(file):
     """Copies to registered pages, to such as are not, and across both."""
-    cupy = pytest.importorskip("cupy")
-    try:
-        cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        pytest.skip(f"no device: {error}")
+    cupy = cupy_with_device()
     link = CupyLink(cupy, 0)
     shared = file(ahead=4 * SEGMENT)
     arena = HostArena(shared, link.register, link.enter, segment_bytes=SEGMENT)
