@@ -299,20 +299,27 @@ def test_a_result_by_way_of_the_store_is_frozen_where_it_lies(client, rng):
     assert os.fstat(find(frozen)[0].fd).st_ino == os.fstat(fd).st_ino
 
 
-def test_results_are_frozen_though_their_memory_was_handed_to_the_device(client, rng):
-    a = matrix(rng)
+def test_results_are_frozen_though_their_memory_was_handed_to_the_device(server, client, rng):
+    a, before = matrix(rng), delivered(server)
     ra, eye = client.put(a), client.put(np.eye(N, dtype="complex64"))
     for _ in range(3):
-        found = (ra @ eye).numpy()
-        frozen = client.freeze(found)
-        assert not frozen.flags.writeable
-        assert find(frozen)[0].sealed
-        empty = client.empty((N, N), "complex64")  # not in memory that the device's driver holds
-        empty[:] = a
-        assert find(client.freeze(empty))[0].sealed
-        np.testing.assert_array_equal(client.gemm(frozen, np.eye(N, dtype="complex64") * 2), a * 2)
-        del found, frozen, empty
+        found = None
         gc.collect()
+        found = [(ra @ eye).numpy() for _ in range(2)]
+    assert delivered(server) == before + 4 * NBYTES
+    frozen = client.freeze(found[0])
+    assert not frozen.flags.writeable
+    assert find(frozen)[0].sealed
+    np.testing.assert_array_equal(client.gemm(frozen, np.eye(N, dtype="complex64") * 2), a * 2)
+    found = None
+    gc.collect()
+    # As many as the client has blocks, and none of them in memory that the worker has mapped.
+    for empty in [client.empty((N, N), "complex64") for _ in range(6)]:
+        empty[:] = a
+        lies = os.fstat(find(empty)[0].fd).st_ino
+        frozen = client.freeze(empty)
+        assert find(frozen)[0].sealed
+        assert os.fstat(find(frozen)[0].fd).st_ino == lies, "it is not copied"
 
 
 def test_an_array_that_is_deleted_meanwhile(tmp_path, rng):
