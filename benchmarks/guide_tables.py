@@ -134,7 +134,8 @@ def rates() -> str:
             ("put-get", "put, fresh, TCP", "`put` to space never used before, TCP on one machine"),
             ("put-get", "put, recycled, TCP", "`put` to space used before"),
             ("put-get", "get, recycled, TCP", "`.numpy()` of a stored array"),
-            ("results", "4096^3, results fetched by TCP", "results fetched as they are made, several connections"),
+            ("results", "4096^3, results fetched by TCP", "results fetched as they are made, TCP, eight clients"),
+            ("results", "4096^3, results fetched by Unix socket", "the same by the Unix socket"),
             ("results", "4096^3, results in the host arena", "results from the device to the host arena"),
             ("results", "4096^3, results in the store", "results from the device, more than the arena takes"),
         )

@@ -277,7 +277,7 @@ def shares(stage, server, keys):
 
 def results(stage):
     """Jobs on resident operands: results kept until a device has none that nothing else has, as many as the host arena
-    takes, then more; in another turn each fetched by a client.
+    takes, then more; in other turns each fetched by a client, and by the Unix socket larger ones, too.
     """
     sizes, server = stage.sizes, stage.server
     operands = stage.operands(sizes.result)
@@ -289,16 +289,18 @@ def results(stage):
     if fitting < room:
         yield from kept_results(stage, operands, fitting, nbytes, "in the host arena")
     yield from kept_results(stage, operands, room, nbytes, "in the store")
-    for way, url in (("TCP", server.url), ("Unix socket", f"unix:{server.path}")):
-        before = gauge(server, DELIVERED)
+    by_tcp, by_socket = ("TCP", server.url), ("Unix socket", f"unix:{server.path}")
+    for n, (way, url) in ((sizes.result, by_tcp), (sizes.result, by_socket), (sizes.larges[-1], by_socket)):
+        operands, nbytes = stage.operands(n), COMPLEX64 * n**2
+        before, most = gauge(server, DELIVERED), stage.room(nbytes, sizes.results)
         with stage.watch() as gauges:
-            done = jobs(stage, url, operands, count=room, seconds=sizes.fetch_s, then="fetch", **work)
+            done = jobs(stage, url, operands, count=most, seconds=sizes.fetch_s, then="fetch", **work)
         straight = (gauge(server, DELIVERED) - before) / done["nbytes"]
+        bound, bound_is = min((LINK_BYTES_PER_S, "link"), (nbytes / stage.kernel_s(n), "kernel loop"))
         yield figure(
-            f"{sizes.result}^3, {done['count']} results fetched by {way}", "GB/s",
-            done["nbytes"] / done["seconds"] / 1e9, LINK_BYTES_PER_S / 1e9, "link", gauges=gauges,
-            client_cpu=done["client_cpu"], count=done["count"], jobs_per_s=done["count"] / done["seconds"],
-            straight=round(straight, 3),
+            f"{n}^3, {done['count']} results fetched by {way}", "GB/s", done["nbytes"] / done["seconds"] / 1e9,
+            bound / 1e9, bound_is, gauges=gauges, client_cpu=done["client_cpu"], count=done["count"],
+            jobs_per_s=done["count"] / done["seconds"], straight=round(straight, 3),
         )  # fmt: skip
 
 

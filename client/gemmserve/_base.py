@@ -17,6 +17,7 @@ from gemmserve._handles.handle import ArrayHandle
 from gemmserve._handles.lifetime import AutoDelete, Lifetime
 from gemmserve._pickling import made_of, reduced_client
 from gemmserve._transfer.arrays import as_array
+from gemmserve._transfer.parts import pays_on_one_host
 from gemmserve._transport.connection import Connection
 from gemmserve._transport.content_coding import check
 from gemmserve._transport.digests import check_digests
@@ -79,10 +80,11 @@ class ClientBase(Generic[IO, Transport]):
             digests=digests,
             transport=transport,
         )
-        # What shared memory carries does not go in parts.
         self._flows = Flows(
             retry,
-            connections=connections if self._io.socket is None else 0,
+            connections=connections if self._io.socket is None or pays_on_one_host() else 0,
+            goes_whole=self._io.goes_whole,
+            comes_whole=self._io.comes_whole,
             compression=compress and self._io.socket is None,
             digests=digests,
         )

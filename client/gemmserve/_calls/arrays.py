@@ -69,7 +69,7 @@ class ArrayFlows(Exchanges):
                 except _errors.APIError as error:
                     if error.status != UNSUPPORTED:  # else a server that does not know it takes the array as it is
                         raise
-        if self.connections and array.nbytes >= PARTS_FROM and divisible(array):
+        if self.connections and array.nbytes >= PARTS_FROM and divisible(array) and not self.goes_whole(array):
             for last in (False, True):
                 try:
                     return (yield from self._put_in_parts(array, query, digest=digest, label=label))
@@ -117,7 +117,7 @@ class ArrayFlows(Exchanges):
         """An array's elements; `nbytes` where they are known: many are fetched over several connections. `out`: an
         array of the same shape and dtype that they may be received into.
         """
-        if not self.connections or self.compression:
+        if not self.connections or self.compression or self.comes_whole(nbytes):
             request = requests.array_data(array_id, nbytes=nbytes, compression=self.compression)
             return (yield from self.call(request))
         attempts = self.attempts()

@@ -20,6 +20,7 @@ from gemmserve._calls.requests import Pause, Request, Together, Work
 from gemmserve._transport.retry import Attempts, RetryPolicy
 
 if TYPE_CHECKING:
+    from gemmserve._transfer.arrays import AnyArray
     from gemmserve._transport.digests import Digests
 
 T = TypeVar("T")
@@ -44,6 +45,9 @@ class Exchanges:
     uniform: Callable[[float, float], float] = random.uniform
     connections: int = 3
     """Number of connections over which a large array goes, in parts; 0: whole, in one request."""
+    goes_whole: Callable[[AnyArray], bool] = field(default=lambda _: False, compare=False)
+    comes_whole: Callable[[int], bool] = field(default=lambda _: False, compare=False)
+    """Whether an array that is to be sent, or one of so many bytes that is fetched, does not go in parts."""
     compression: bool = False
     """Whether arrays that get shorter by it go compressed, whole."""
     digests: Digests = "known"

@@ -32,12 +32,18 @@ _MAP_FIXED: Final = 0x10
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 _POPULATE: Final = getattr(mmap, "MAP_POPULATE", 0)
 
-LIMIT_BYTES: Final = 512 << 20
-"""Memory that a client uses for transfers on its own account and keeps for the next ones: the operands and the result
-of a product of 4096 x 4096 complex64 matrices, and some more. No measurement behind the figure."""
+LIMIT_BYTES: Final = 2 << 30
+"""Memory that a client uses for transfers on its own account: four results of 8192 x 8192 complex64, say, of which a
+program holds some. No measurement behind the figure."""
 
-_MAX_SHARE: Final = 0.25
-"""Share of that for one array."""
+KEPT_BYTES: Final = 1 << 30
+"""Memory of it that a client keeps for the next transfers while no array lies there."""
+
+MAX_OPERAND_BYTES: Final = 128 << 20
+"""Bytes of the largest operand that is copied into such memory: larger ones go by the socket, piece by piece."""
+
+MAX_RESULT_BYTES: Final = 1 << 30
+"""Bytes of the largest result that goes into such memory: no device of a server copies more at a time."""
 
 _forks = 0
 _results_lock = threading.Lock()
@@ -165,8 +171,10 @@ class Pool:
     What a client uses on its own account is limited: past that, fresh pages would cost more than the socket does.
     """
 
-    def __init__(self, limit: int = LIMIT_BYTES) -> None:
+    def __init__(self, limit: int = LIMIT_BYTES, kept: int = KEPT_BYTES) -> None:
+        """`limit`: bytes on the client's own account. `kept`: bytes of all blocks that wait."""
         self.limit = limit
+        self.kept = kept
         self._lock = threading.Lock()
         self._free: list[Block] = []  # the longest unused first
         self._own: weakref.WeakSet[Block] = weakref.WeakSet()
@@ -176,7 +184,7 @@ class Pool:
     def take(self, nbytes: int) -> Block:
         """A block of at least `nbytes` > 0 for somebody who asks for one, and may seal it. Raises OSError."""
         with self._lock:
-            found = self._fitting(nbytes, to_seal=True)
+            found = self._taken([block for block in self._fitting(nbytes) if not block.mapped_elsewhere])
             if found is not None:
                 self._own.discard(found)
                 return found
@@ -185,12 +193,10 @@ class Pool:
     def spare(self, nbytes: int) -> Block | None:
         """The same for the client's own account; None where that is beyond the limit. Raises OSError."""
         with self._lock:
-            found = self._fitting(nbytes)
+            found = self._taken(self._fitting(nbytes))
             if found is not None:
                 return found
             capacity = _rounded(nbytes)
-            if capacity > self.limit * _MAX_SHARE:
-                return None
             while self._free and self._own_bytes + capacity > self.limit:
                 self._own.discard(self._free.pop(0))
             if self._own_bytes + capacity > self.limit:
@@ -199,11 +205,19 @@ class Pool:
             self._own.add(block)
             return block
 
+    def has_room(self, nbytes: int) -> bool:
+        """Whether `spare` would find that many, now."""
+        with self._lock:
+            if self._fitting(nbytes):
+                return True
+            in_use = self._own_bytes - sum(block.capacity for block in self._free)
+            return in_use + _rounded(nbytes) <= self.limit
+
     def give(self, block: Block) -> None:
         """Takes a block back, or lets it go."""
         if block.reusable and not self._closed:
             self._returned.append(block)
-            if sum(each.capacity for each in tuple(self._returned)) > self.limit:  # nobody has come for a while
+            if sum(each.capacity for each in tuple(self._returned)) > self.kept:  # nobody has come for a while
                 self._returned.popleft()
 
     @property
@@ -224,11 +238,11 @@ class Pool:
     def _own_bytes(self) -> int:
         return sum(block.capacity for block in self._own)
 
-    def _fitting(self, nbytes: int, *, to_seal: bool = False) -> Block | None:
+    def _fitting(self, nbytes: int) -> list[Block]:
         self._collect()
-        fitting = [block for block in self._free if nbytes <= block.capacity <= 2 * _rounded(nbytes)]
-        if to_seal:
-            fitting = [block for block in fitting if not block.mapped_elsewhere]
+        return [block for block in self._free if nbytes <= block.capacity <= 2 * _rounded(nbytes)]
+
+    def _taken(self, fitting: list[Block]) -> Block | None:
         block = min(fitting, key=lambda each: each.capacity, default=None)
         if block is not None:
             self._free.remove(block)
@@ -240,7 +254,7 @@ class Pool:
             self._free.append(block)
             self._own.add(block)
         self._free = [block for block in self._free if block.reusable]
-        while self._free and self._own_bytes > self.limit:
+        while self._free and (self._own_bytes > self.limit or sum(each.capacity for each in self._free) > self.kept):
             self._own.discard(self._free.pop(0))
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import numpy as np
 
 from gemmserve import _errors
-from gemmserve._local.memory import Block, Pool, find, supported
+from gemmserve._local.memory import MAX_OPERAND_BYTES, MAX_RESULT_BYTES, Block, Pool, find, supported
 from gemmserve._transfer.arrays import is_fortran
 from gemmserve._transfer.bodies import MultipartBody, NpyBody
 from gemmserve.wire import (
@@ -206,6 +206,20 @@ class SharedMemory:
             request.result_nbytes >= _FROM_BYTES or any(_goes(array) for array in _arrays(request).values())
         )
 
+    def takes_operand(self, array: AnyArray) -> bool:
+        """Whether an array would go by shared memory, as far as is known: it lies there, or a copy has room."""
+        return self._usable and (
+            find(array) is not None or (array.nbytes <= MAX_OPERAND_BYTES and self.pool.has_room(array.nbytes))
+        )
+
+    def takes_result(self, nbytes: int) -> bool:
+        """Whether a result of so many bytes would go by shared memory, as far as is known."""
+        return self._usable and nbytes <= MAX_RESULT_BYTES and self.pool.has_room(nbytes)
+
+    @property
+    def _usable(self) -> bool:
+        return not self._closed and (self._session is not None or time.monotonic() >= self._not_before)
+
     def stage(self, request: Request[Any]) -> Staged | None:
         """The request as it goes with shared memory; None where it goes as it is. Copies arrays that lie elsewhere."""
         session = self._open()
@@ -219,7 +233,8 @@ class SharedMemory:
                 if number is not None:
                     numbers[name] = number
             headers = {**request.headers, SESSION_HEADER: session.secret}
-            block = staged.borrow(request.result_nbytes) if request.result_nbytes >= _FROM_BYTES else None
+            goes = _FROM_BYTES <= request.result_nbytes <= MAX_RESULT_BYTES
+            block = staged.borrow(request.result_nbytes) if goes else None
             if block is not None:
                 headers[RESULT_HEADER] = str(session.send(block.fd))
                 headers[PAGES_HEADER] = KEPT
@@ -250,7 +265,7 @@ class SharedMemory:
         if found is not None:
             block, offset = found
             return session.send(block.fd, offset)
-        spare = staged.borrow(array.nbytes)
+        spare = staged.borrow(array.nbytes) if array.nbytes <= MAX_OPERAND_BYTES else None
         if spare is None:
             return None
         order = "F" if is_fortran(array) else "C"

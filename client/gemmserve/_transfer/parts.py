@@ -6,6 +6,7 @@ No I/O here; `_calls.arrays` decides what is sent, `_transport` sends it.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import threading
 from typing import TYPE_CHECKING, Final
@@ -27,8 +28,16 @@ PARTS_FROM: Final = 64 << 20
 PART: Final = 32 << 20
 """Bytes of a part, unless the server takes less: what is sent again at most when a connection breaks."""
 
+_MANY_PROCESSORS: Final = 8
+"""From which on a server has processes for transfers unless it is told otherwise."""
+
 _CONTENT_RANGE: Final = re.compile(r"bytes ([0-9]+)-([0-9]+)/([0-9]+)")
 _ETAG: Final = re.compile(r'(?:W/)?"[!#-~]*"')
+
+
+def pays_on_one_host() -> bool:
+    """Whether parts are worth it where client and server share the processors: on two, whole arrays were faster."""
+    return len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else [0]) >= _MANY_PROCESSORS
 
 
 def divisible(array: AnyArray) -> bool:

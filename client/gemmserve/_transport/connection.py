@@ -20,6 +20,7 @@ from gemmserve._calls.places import Elsewhere, Places, location_of
 from gemmserve._local import memory
 from gemmserve._local.addresses import HTTP_BASE, socket_path
 from gemmserve._local.session import SharedMemory
+from gemmserve._transfer.parts import PARTS_FROM
 from gemmserve._transfer.progress import Progress, SharedBar, watched
 from gemmserve._transport import direct
 from gemmserve._transport.answers import check_confirmed, check_exchange, receiver_of
@@ -166,6 +167,16 @@ class Connection:
         """Bars of the process that asks."""
         self.own()
         return self._progress
+
+    def goes_whole(self, array: AnyArray) -> bool:
+        """Whether an array goes to the server in one request, however large: by shared memory."""
+        shared = self.shared
+        return shared is not None and shared.takes_operand(array)
+
+    def comes_whole(self, nbytes: int) -> bool:
+        """Whether an array of so many bytes comes in one request: by shared memory, or since it is not large."""
+        shared = self.shared
+        return shared is not None and (nbytes < PARTS_FROM or shared.takes_result(nbytes))
 
     @property
     def shared(self) -> SharedMemory | None:

@@ -107,10 +107,10 @@ def _hold_deliveries(copies):
 
         start_store, gate = copies.start_store, HeldGate(os.environ["GEMMSERVE_TEST_DELIVERY_GATE"])
 
-        def held(self, array, memory):
+        def held(self, array, memory, start=0):
             if threading.current_thread().name == "gemmserve-deliver":
                 gate.stand()
-            start_store(self, array, memory)
+            start_store(self, array, memory, start)
 
         copies.start_store = held
 

@@ -196,8 +196,8 @@ class Held(stage.Stage):
     def operands(self, _):
         return []
 
-    def kernel_s(self, _):
-        return 1.0
+    def kernel_s(self, n):
+        return 0.001 if n == sizes.FULL.larges[-1] else 1.0
 
     def all_clients(self, *_):
         return []
@@ -239,8 +239,12 @@ def test_results_that_the_arena_takes_come_before_more(done, monkeypatch) -> Non
     monkeypatch.setattr(rows, "ARENA_BYTES", 1000 * 8 * sizes.FULL.result**2)
     figures = list(rows.results(Held(1500)))
     found = [each for each in figures if each["case"].count("fetched") == 0]
-    assert [each["straight"] for each in figures if each not in found] == [0.25, 0.25]
-    n = sizes.FULL.result
+    n, larger = sizes.FULL.result, sizes.FULL.larges[-1]
+    assert [(each["case"], each["straight"], each["bound_is"]) for each in figures if each not in found] == [
+        (f"{n}^3, 1500 results fetched by TCP", 0.25, "kernel loop"),
+        (f"{n}^3, 1500 results fetched by Unix socket", 0.25, "kernel loop"),
+        (f"{larger}^3, 1500 results fetched by Unix socket", 0.25, "link"),
+    ]
     assert [each["case"] for each in found] == [
         f"{n}^3, 900 results kept", f"{n}^3, 900 results in the host arena",
         f"{n}^3, 1500 results kept", f"{n}^3, 1500 results in the store",

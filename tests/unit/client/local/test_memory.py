@@ -100,7 +100,7 @@ def test_much_larger_memory_is_not_wasted_on_small_arrays(pool) -> None:
 
 
 def test_no_more_is_kept_than_allowed() -> None:
-    pool = Pool(limit=3 << 12)
+    pool = Pool(kept=3 << 12)
     arrays = [empty((1 << 10,), DTYPE, "C", pool) for _ in range(5)]
     memory = {os.fstat(find(array)[0].fd).st_ino for array in arrays}
     assert descriptors_of(memory) == 10, "two descriptors each: its own and its mapping's"
@@ -113,7 +113,7 @@ def test_no_more_is_kept_than_allowed() -> None:
 
 def test_what_is_spare_is_limited_and_what_is_asked_for_is_not() -> None:
     pool = Pool(limit=16 << 12)
-    assert pool.spare(5 << 12) is None, "more than a quarter"
+    assert pool.spare(17 << 12) is None
     held = [pool.spare(4 << 12) for _ in range(4)]
     assert None not in held
     assert pool.spare(1) is None
@@ -131,6 +131,19 @@ def test_what_is_spare_is_limited_and_what_is_asked_for_is_not() -> None:
     pool.close()
 
 
+@pytest.mark.parametrize("held", [0, 3, 4])
+@pytest.mark.parametrize("pages", [1, 4, 5, 16, 17])
+def test_there_is_room_for_what_it_would_have_to_spare(held, pages) -> None:
+    pool = Pool(limit=16 << 12)
+    used = [pool.spare(4 << 12) for _ in range(4)]
+    for block in used[held:]:
+        pool.give(block)
+    del used[held:]
+    block = None
+    said = pool.has_room(pages << 12)
+    assert said == (pool.spare(pages << 12) is not None) == (pages <= 16 - 4 * held)
+
+
 def test_what_waits_makes_way_for_another_size() -> None:
     pool = Pool(limit=16 << 12)
     for block in [pool.spare(4 << 12) for _ in range(4)]:
@@ -139,6 +152,22 @@ def test_what_waits_makes_way_for_another_size() -> None:
     assert pool.kept_bytes == 16 << 12
     assert pool.spare(1 << 12).capacity == 1 << 12
     assert pool.kept_bytes == 12 << 12
+
+
+def test_less_is_kept_than_may_be_in_use() -> None:
+    pool = Pool(limit=16 << 12, kept=8 << 12)
+    held = [pool.spare(4 << 12) for _ in range(4)]
+    assert None not in held
+    for block in held:
+        pool.give(block)
+    del block, held
+    assert pool.kept_bytes == 8 << 12
+    assert len(pool._own) == 2
+    first, second = (pool.spare(8 << 12) for _ in range(2))
+    pool.give(first)
+    assert pool.kept_bytes == 8 << 12, "the larger one, which came last"
+    assert pool.spare(8 << 12) is first
+    del first, second
 
 
 def test_arrays_outlive_a_closed_pool() -> None:

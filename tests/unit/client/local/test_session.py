@@ -14,10 +14,12 @@ from local_app import LocalApp
 from works import unpacked
 
 import gemmserve
-from gemmserve import AsyncClient, Client
+from gemmserve import AsyncClient, Client, _base
+from gemmserve._calls import arrays
 from gemmserve._local import memory as _local_memory
 from gemmserve._local import session
 from gemmserve._local.memory import find
+from gemmserve._transport import connection
 from gemmserve_service.tenancy.keyring import create_key
 
 pytestmark = pytest.mark.skipif(not _local_memory.supported(), reason="shared memory is passed on Linux")
@@ -241,6 +243,72 @@ def test_arrays_beyond_the_limit_go_by_the_socket(app, sent, operands) -> None:
         check(client.gemm(client.freeze(a), b, c, alpha=2, beta=1j), a, b, c)
         np.testing.assert_array_equal(client.put(a).numpy(), a)
         assert sent.up > 3 * a.nbytes
+
+
+@pytest.mark.parametrize("what", ["operands", "results"])
+def test_what_is_too_large_goes_by_the_socket(app, sent, operands, what, monkeypatch) -> None:
+    a, b, c = operands
+    largest = "MAX_OPERAND_BYTES" if what == "operands" else "MAX_RESULT_BYTES"
+    with Client(app.url) as client:
+        for limit in (a.nbytes, a.nbytes - 1):
+            monkeypatch.setattr(session, largest, limit)
+            before = sent.up
+            result = client.gemm(a, b, c, alpha=2, beta=1j)
+            check(result, a, b, c)
+            assert (sent.up > before + 3 * a.nbytes) == (what == "operands" and limit < a.nbytes)
+            assert (find(result) is None) == (what == "results" and limit < a.nbytes)
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    """Arrays go in parts from 4 KiB on, of 1 KiB each, and there are processors for it."""
+    monkeypatch.setattr(_base, "pays_on_one_host", lambda: True)
+    for module, name, size in (
+        (arrays, "PARTS_FROM", 4096), (arrays, "PART", 1024), (connection, "PARTS_FROM", 4096),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, size)
+
+
+def asked_for(client, action):
+    """What `action()` returns, and the requests that it took, by method and the end of their paths."""
+    seen, send = [], client._io._exchange
+
+    def exchange(request, *rest):
+        seen.append((request.method, request.path.rpartition("/")[2]))
+        return send(request, *rest)
+
+    client._io._exchange = exchange
+    try:
+        return action(), seen
+    finally:
+        client._io._exchange = send
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("processors", ["many", "few"])
+def test_what_does_not_go_by_shared_memory_goes_in_parts(app, operands, monkeypatch, processors) -> None:
+    a, *_ = operands
+    monkeypatch.setattr(_base, "pays_on_one_host", lambda: processors == "many")
+    with Client(app.url) as client:
+        shared = client.empty(a.shape, a.dtype)
+        shared[...] = a
+        for limit, array, in_parts in ((a.nbytes, a, False), (a.nbytes - 1, shared, False), (a.nbytes - 1, a, True)):
+            monkeypatch.setattr(session, "MAX_OPERAND_BYTES", limit)
+            handle, seen = asked_for(client, lambda array=array: client.put(array))
+            assert (("POST", "uploads") in seen) == (in_parts and processors == "many")
+        for limit, in_parts in ((a.nbytes, False), (a.nbytes - 1, True)):
+            monkeypatch.setattr(session, "MAX_RESULT_BYTES", limit)
+            found, seen = asked_for(client, handle.numpy)
+            np.testing.assert_array_equal(found, a)
+            assert (len(seen) > 1) == (in_parts and processors == "many")
+            assert (find(found) is None) == in_parts
+        monkeypatch.setattr(session, "MAX_RESULT_BYTES", a.nbytes)
+        client._io.shared.pool.limit = a.nbytes
+        held, _ = asked_for(client, handle.numpy)
+        again, seen = asked_for(client, handle.numpy)
+        assert find(held) is not None
+        assert (len(seen) > 1) == (processors == "many"), "there is no more room"
+        np.testing.assert_array_equal(again, a)
 
 
 def test_errors_are_those_of_any_way(app, operands) -> None:

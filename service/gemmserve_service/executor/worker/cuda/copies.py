@@ -200,15 +200,15 @@ class DeviceCopies:
         for source, start, count in self._parts(memory):
             runtime.memcpyAsync(target + start, source, count, runtime.memcpyHostToDevice, stream)
 
-    def start_store(self, array: Any, memory: Bytes) -> None:
-        """Start to copy a contiguous array of the device to the host: it is there once all is over that the current
-        stream has been given by then. Where the driver does not know the host's memory it waits
-        for that itself; other threads go on meanwhile.
+    def start_store(self, array: Any, memory: Bytes, start: int = 0) -> None:
+        """Start to copy bytes of a contiguous array of the device, from byte `start` on, to the host: they are there
+        once all is over that the current stream has been given by then. Where the driver does not know the host's
+        memory it waits for that itself; other threads go on meanwhile.
         """
         runtime, stream = self._cupy.cuda.runtime, self._cupy.cuda.get_current_stream().ptr
-        source = array.data.ptr
-        for target, start, count in self._parts(memory):
-            runtime.memcpyAsync(target, source + start, count, runtime.memcpyDeviceToHost, stream)
+        source = array.data.ptr + start
+        for target, position, count in self._parts(memory):
+            runtime.memcpyAsync(target, source + position, count, runtime.memcpyDeviceToHost, stream)
 
     def _parts(self, memory: Bytes) -> list[tuple[int, int, int]]:
         """Return address, offset and bytes of the parts of the host's memory that one copy may go to or from."""

@@ -28,8 +28,12 @@ if TYPE_CHECKING:
 
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-MAX_BYTES: Final = 4 << 30
-"""Bytes of clients' memory that stay registered: eight clients of this project's keep so much for transfers."""
+MAX_BYTES: Final = 8 << 30
+"""Bytes of clients' memory that stay registered: four clients of this project's use so much at most for transfers."""
+PIECE_BYTES: Final = 64 << 20
+"""Bytes that are registered by one call, for which others of the driver may have to wait: some three milliseconds. A
+copy goes to one piece, so there are several to a large array.
+"""
 KEPT_S: Final = 10.0
 """Seconds after its last use for which memory stays registered. Its client may have closed it: then it is freed."""
 _LOOKS: Final = 8  # in that time, at most, at which memory is unused
@@ -42,8 +46,8 @@ log = logging.getLogger(__name__)
 class Copies(Protocol):
     """Copies on a device (`DeviceCopies`), as far as deliveries use them; of the calling thread."""
 
-    def start_store(self, array: Any, memory: Bytes) -> None:
-        """Start to copy a contiguous array of the device to the host."""
+    def start_store(self, array: Any, memory: Bytes, start: int) -> None:
+        """Start to copy bytes of a contiguous array of the device, from byte `start` on, to the host."""
 
     def mark(self) -> Any:
         """Return a mark behind what this thread began."""
@@ -66,11 +70,16 @@ class Link(Protocol):
 class _Memory:
     """A client's memory: registered."""
 
-    mapped: Bytes
+    pieces: list[Bytes]
+    """All of it, as registered."""
     used: float
     """Time of its last use (time.monotonic)."""
     copies: int = 0
     """Copies to it that are under way."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.size for piece in self.pieces)
 
 
 @dataclass(eq=False, slots=True)
@@ -115,7 +124,8 @@ class Deliveries:
 
     def begin(self, tell: Callable[[list[int], list[int]], None], failed: Callable[[], None]) -> None:
         """A front is there. In the delivering thread `tell(delivered, refused)` is called with numbers of orders, and
-        before that `failed()` after an error of the device, which returns if the device can be used nevertheless.
+        before that `failed()` after an error of the device, which returns if the device can be used nevertheless, and
+        nothing is under way there any more.
         """
         with self._changed:
             self._tell, self._failed = tell, failed
@@ -177,7 +187,9 @@ class Deliveries:
             memory = None
         if memory is not None:
             try:
-                self._copies.start_store(value, memory.mapped[: order.nbytes])
+                for start in range(0, order.nbytes, PIECE_BYTES):
+                    piece = memory.pieces[start // PIECE_BYTES]
+                    self._copies.start_store(value, piece[: order.nbytes - start], start)
                 copy = _Copy(order.number, memory, value, self._copies.mark())
             except Exception:
                 log.exception("array %s could not be copied to its client's memory", order.array)
@@ -217,7 +229,7 @@ class Deliveries:
         found = self._memories.get(order.memory)
         if found is not None:
             self._memories.move_to_end(order.memory)
-            return found if order.nbytes <= found.mapped.size else None
+            return found if order.nbytes <= found.nbytes else None
         if not order.nbytes <= order.capacity <= MAX_BYTES or len(self._stuck) >= _MAX_STUCK:
             return None
         self._let_go()
@@ -233,9 +245,17 @@ class Deliveries:
             mapped = Mapping(fd, order.capacity).array()
         finally:
             os.close(fd)
-        self._link.register(mapped.ctypes.data, mapped.size)
-        self.nbytes += mapped.size
-        memory = self._memories[order.memory] = _Memory(mapped, time.monotonic())
+        memory = _Memory([], time.monotonic())
+        try:
+            for start in range(0, mapped.size, PIECE_BYTES):
+                piece = mapped[start : start + PIECE_BYTES]
+                self._link.register(piece.ctypes.data, piece.size)
+                self.nbytes += piece.size
+                memory.pieces.append(piece)
+        except Exception:
+            self._unregister(memory)
+            raise
+        self._memories[order.memory] = memory
         return memory
 
     def _let_go(self) -> None:
@@ -247,10 +267,13 @@ class Deliveries:
 
     def _drop(self, name: str) -> None:
         """End the registration of a memory."""
-        memory = self._memories.pop(name)
-        self.nbytes -= memory.mapped.size
-        try:
-            self._link.unregister(memory.mapped.ctypes.data)
-        except Exception as error:
-            log.warning("a client's memory could not be unregistered: %s", error)
-            self._stuck.append(memory.mapped)
+        self._unregister(self._memories.pop(name))
+
+    def _unregister(self, memory: _Memory) -> None:
+        for piece in memory.pieces:
+            self.nbytes -= piece.size
+            try:
+                self._link.unregister(piece.ctypes.data)
+            except Exception as error:
+                log.warning("a client's memory could not be unregistered: %s", error)
+                self._stuck.append(piece)

@@ -46,7 +46,7 @@ class Front:
     async def known(self, nbytes=NBYTES, **fields):
         """Memory that has come before."""
         first = self.memory(nbytes, **fields)
-        assert not await self.deliver(first)
+        assert not await self.deliver(first, nbytes)
         again = self.again(first)
         first.close()
         return again
@@ -249,6 +249,21 @@ async def test_few_are_under_way_at_a_time_whether_anybody_waits_or_not(front):
     assert front.open_descriptors == 0
     await asyncio.gather(*tasks, return_exceptions=True)
     for each in memories:
+        each.close()
+
+
+async def test_small_arrays_do_not_wait_for_large_ones(front):
+    large = await front.known(9 * NBYTES)
+    others = [await front.known() for _ in range(8)]
+    tasks = [await front.begun(large, nbytes=9 * NBYTES)]
+    tasks += [await front.begun(each, owner="other") for each in others]
+    one_more = await front.known()
+    assert not await front.deliver(one_more, owner="third"), "by way of the store it is sooner there"
+    larger = await front.known(2 * NBYTES)
+    tasks.append(await front.begun(larger, nbytes=2 * NBYTES, owner="third"))
+    front.answer(delivered=[order.number for order in front.sent])
+    assert all(await asyncio.gather(*tasks))
+    for each in (large, *others, one_more, larger):
         each.close()
 
 

@@ -103,6 +103,9 @@ def test_small_arrays_go_in_the_streams_order(cuts):
     enqueued.clear()
     device_copies.DeviceCopies(cupy, 0, None, 1000).start_store(array, memory)
     assert enqueued == [(host, 1000, 128, 2, 7)]
+    enqueued.clear()
+    copies.start_store(array, memory, 5000)
+    assert enqueued == [(host + start, 6000 + start, count, 2, 7) for start, count in cuts]
 
 
 SEGMENT = 1 << 12

@@ -45,15 +45,17 @@ class Device:
         self.calls = []
         self.refuses = set()
         self.broken = False
+        self.begins = 0
+        """Copies that it begins before it is found broken."""
         self.forgets = False
         """Whether it holds no array that it copies, as a device does not."""
         self._begun = []
 
-    def start_store(self, array, target):
-        if self.broken == "start":
+    def start_store(self, array, target, start):
+        if self.broken == "start" and len(self._begun) == self.begins:
             raise RuntimeError("the device is broken")
         if not self.forgets:
-            self._begun.append((array, target))
+            self._begun.append((array, target, start))
 
     def mark(self):
         begun, self._begun = self._begun, []
@@ -64,10 +66,10 @@ class Device:
         assert self.go.wait(WAIT_S)
         if self.broken:
             raise RuntimeError("the device is broken")
-        for array, target in mark:
-            start = target.ctypes.data
-            assert any(low <= start and start + target.size <= low + size for low, size in self.registered.items())
-            target[:] = array.content
+        for array, target, start in mark:
+            address = target.ctypes.data
+            assert any(low <= address and address + target.size <= low + size for low, size in self.registered.items())
+            target[:] = array.content[start : start + target.size]
 
     def register(self, address, nbytes):
         self.calls.append(("register", nbytes))
@@ -157,6 +159,34 @@ def test_memory_is_registered_once(bench):
     assert bench.device.calls == [("register", 2 * SIZE)]
     assert bench.deliveries.nbytes == 2 * SIZE
     assert not bench.bytes_in("x", 2 * SIZE)[SIZE:].any()
+
+
+@pytest.mark.parametrize("nbytes", [SIZE // 2, SIZE, SIZE + 4096, 3 * SIZE])
+def test_large_memory_is_registered_in_pieces(bench, nbytes, monkeypatch):
+    monkeypatch.setattr(module, "PIECE_BYTES", SIZE)
+    bench.memory("x", 3 * SIZE - 4096 if nbytes < 3 * SIZE else nbytes)
+    capacity = os.fstat(bench.fds["x"]).st_size
+    bench.arrays["1"] = Value(1, nbytes)
+    for number in (1, 2):
+        bench.order(number, "1", "x", nbytes=nbytes)
+        bench.until(number)
+    assert bench.delivered == [1, 2]
+    assert np.array_equal(bench.bytes_in("x", nbytes), bench.arrays["1"].content)
+    assert not bench.bytes_in("x", capacity)[nbytes:].any()
+    assert bench.device.calls == [("register", size) for size in (SIZE, SIZE, capacity - 2 * SIZE)]
+    assert bench.deliveries.nbytes == capacity
+
+
+def test_what_was_registered_is_let_go_where_a_piece_cannot_be(bench, monkeypatch):
+    monkeypatch.setattr(module, "PIECE_BYTES", SIZE)
+    bench.memory("x", 2 * SIZE + 4096)
+    bench.device.refuses.add(4096)
+    bench.arrays["1"] = Value(1, 2 * SIZE)
+    bench.order(1, "1", "x", nbytes=2 * SIZE)
+    bench.until(1)
+    assert (bench.refused, bench.checks) == ([1], 0)
+    assert (bench.device.registered, bench.deliveries.nbytes) == ({}, 0)
+    assert bench.device.calls[-2:] == [("unregister", SIZE)] * 2
 
 
 def test_an_array_lives_until_it_is_there(bench):
@@ -346,16 +376,24 @@ def test_memory_stays_while_it_is_written_to(bench, clock):
     assert bench.has("y", "4")
 
 
-@pytest.mark.parametrize("when", ["start", "wait"])
-def test_an_error_of_the_device_is_looked_into_before_the_answer(bench, when):
+@pytest.mark.parametrize("when", ["start", "start of the second piece", "wait"])
+def test_an_error_of_the_device_is_looked_into_before_the_answer(bench, when, monkeypatch):
+    monkeypatch.setattr(module, "PIECE_BYTES", SIZE // 2)
     bench.memory("x")
-    bench.device.broken = when
+    bench.device.broken = when.partition(" ")[0]
+    bench.device.begins = len(when.split()) // 5
     seen = []
-    bench.deliveries.begin(bench.tell, lambda: seen.append(list(bench.refused)))
+
+    def check():
+        seen.append((list(bench.refused), sum(bench.device.registered.values())))
+        bench.device.mark()  # what had begun is over
+
+    bench.deliveries.begin(bench.tell, check)
     bench.order(1, "1", "x")
     bench.until(1)
     assert bench.refused == [1]
-    assert seen == [[]]
+    assert seen == [([], SIZE)], "and its memory is let go afterwards"
+    assert bench.device.registered == ({} if "start" in when else {**bench.device.registered})
     bench.device.broken = False
     bench.order(2, "2", "x")
     bench.until(2)
