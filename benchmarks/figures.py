@@ -534,7 +534,29 @@ def servers_front():
     return f"{1e3 * found['cpu']['front'] / found['achieved']:.2f} ms"
 
 
+def fetched(way, n=4096):
+    """Return the rate at which results of n x n were fetched that way in the load test."""
+    (found,) = (
+        each for each in report("load-results-nvidia-h200")["figures"]
+        if re.fullmatch(rf"{n}\^3, \d+ results fetched by {way}", each["case"])
+    )  # fmt: skip
+    return f"{found['achieved']:.0f} GB/s"
+
+
+def moved(case):
+    """Return the rate of a large array's way to the server or back in the load test."""
+    (found,) = (each for each in report("load-results-nvidia-h200")["figures"] if each["case"] == case)
+    return f"{found['achieved']:.1f} GB/s"
+
+
 FIGURES = {
+    "results.socket": lambda: fetched("Unix socket"),
+    "results.socket-8192": lambda: fetched("Unix socket", n=8192),
+    "results.tcp": lambda: fetched("TCP"),
+    "large.put-socket": lambda: moved("put, recycled, Unix socket"),
+    "large.get-socket": lambda: moved("get, recycled, Unix socket"),
+    "large.put-tcp": lambda: moved("put, recycled, TCP"),
+    "large.get-tcp": lambda: moved("get, recycled, TCP"),
     "servers.front": servers_front,
     "accuracy.random": drawn_at_random,
     "servers.jobs": lambda: servers_gain(""),

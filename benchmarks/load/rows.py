@@ -292,9 +292,9 @@ def results(stage):
     by_tcp, by_socket = ("TCP", server.url), ("Unix socket", f"unix:{server.path}")
     for n, (way, url) in ((sizes.result, by_tcp), (sizes.result, by_socket), (sizes.larges[-1], by_socket)):
         operands, nbytes = stage.operands(n), COMPLEX64 * n**2
-        before, most = gauge(server, DELIVERED), stage.room(nbytes, sizes.results)
+        before = gauge(server, DELIVERED)
         with stage.watch() as gauges:
-            done = jobs(stage, url, operands, count=most, seconds=sizes.fetch_s, then="fetch", **work)
+            done = jobs(stage, url, operands, count=sizes.results, seconds=sizes.fetch_s, then="fetch", **work)
         straight = (gauge(server, DELIVERED) - before) / done["nbytes"]
         bound, bound_is = min((LINK_BYTES_PER_S, "link"), (nbytes / stage.kernel_s(n), "kernel loop"))
         yield figure(

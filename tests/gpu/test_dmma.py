@@ -99,8 +99,9 @@ def test_the_copy_engine_and_threads_copy_the_same(launcher, dtype, trans):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
-@pytest.mark.parametrize("shape", [(128, 130, 600), (700, 900, 520)], ids=str)
+@pytest.mark.parametrize("shape", [(128, 130, 600), (2100, 2050, 520)], ids=str)
 def test_a_batch_has_the_bits_of_its_products(launcher, shape, dtype):
+    """Where the runs are the same: of how many results a product has, all of a batch count."""
     m, n, k = shape
     case = Case((3, 1, m, k), (2, k, n), dtype)
     a, b, _ = case.arrays()

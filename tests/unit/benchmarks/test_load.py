@@ -241,9 +241,9 @@ def test_results_that_the_arena_takes_come_before_more(done, monkeypatch) -> Non
     found = [each for each in figures if each["case"].count("fetched") == 0]
     n, larger = sizes.FULL.result, sizes.FULL.larges[-1]
     assert [(each["case"], each["straight"], each["bound_is"]) for each in figures if each not in found] == [
-        (f"{n}^3, 1500 results fetched by TCP", 0.25, "kernel loop"),
-        (f"{n}^3, 1500 results fetched by Unix socket", 0.25, "kernel loop"),
-        (f"{larger}^3, 1500 results fetched by Unix socket", 0.25, "link"),
+        (f"{n}^3, 2000 results fetched by TCP", 0.25, "kernel loop"),
+        (f"{n}^3, 2000 results fetched by Unix socket", 0.25, "kernel loop"),
+        (f"{larger}^3, 2000 results fetched by Unix socket", 0.25, "link"),
     ]
     assert [each["case"] for each in found] == [
         f"{n}^3, 900 results kept", f"{n}^3, 900 results in the host arena",
