@@ -39,6 +39,9 @@ program holds some. No measurement behind the figure."""
 KEPT_BYTES: Final = 1 << 30
 """Memory of it that a client keeps for the next transfers while no array lies there."""
 
+MAX_BLOCKS: Final = 128
+"""Blocks of it at most: each takes two descriptors, of which a process has some thousand."""
+
 MAX_OPERAND_BYTES: Final = 128 << 20
 """Bytes of the largest operand that is copied into such memory: larger ones go by the socket, piece by piece."""
 
@@ -197,9 +200,9 @@ class Pool:
             if found is not None:
                 return found
             capacity = _rounded(nbytes)
-            while self._free and self._own_bytes + capacity > self.limit:
+            while self._free and self._beyond(self._own_bytes + capacity, len(self._own) + 1):
                 self._own.discard(self._free.pop(0))
-            if self._own_bytes + capacity > self.limit:
+            if self._beyond(self._own_bytes + capacity, len(self._own) + 1):
                 return None
             block = Block(capacity)
             self._own.add(block)
@@ -211,7 +214,7 @@ class Pool:
             if self._fitting(nbytes):
                 return True
             in_use = self._own_bytes - sum(block.capacity for block in self._free)
-            return in_use + _rounded(nbytes) <= self.limit
+            return not self._beyond(in_use + _rounded(nbytes), len(self._own) - len(self._free) + 1)
 
     def give(self, block: Block) -> None:
         """Takes a block back, or lets it go."""
@@ -234,6 +237,10 @@ class Pool:
             self._free.clear()
             self._returned.clear()
 
+    def _beyond(self, nbytes: int, blocks: int) -> bool:
+        """Whether so much is more than the client's own account may be."""
+        return nbytes > self.limit or blocks > MAX_BLOCKS
+
     @property
     def _own_bytes(self) -> int:
         return sum(block.capacity for block in self._own)
@@ -254,7 +261,9 @@ class Pool:
             self._free.append(block)
             self._own.add(block)
         self._free = [block for block in self._free if block.reusable]
-        while self._free and (self._own_bytes > self.limit or sum(each.capacity for each in self._free) > self.kept):
+        kept = sum(each.capacity for each in self._free)
+        while self._free and (kept > self.kept or self._beyond(self._own_bytes, len(self._own))):
+            kept -= self._free[0].capacity
             self._own.discard(self._free.pop(0))
 
 

@@ -144,6 +144,22 @@ def test_there_is_room_for_what_it_would_have_to_spare(held, pages) -> None:
     assert said == (pool.spare(pages << 12) is not None) == (pages <= 16 - 4 * held)
 
 
+def test_many_arrays_do_not_take_all_descriptors() -> None:
+    pool = Pool()
+    held = [pool.spare(1) for _ in range(memory.MAX_BLOCKS)]
+    assert None not in held
+    assert not pool.has_room(1)
+    assert pool.spare(1) is None
+    asked = [empty((1024,), DTYPE, "C", pool) for _ in range(4)]
+    pool.give(held.pop())
+    assert pool.has_room(1 << 20)
+    larger = pool.spare(1 << 20)
+    assert larger is not None, "what waits makes way"
+    del asked
+    assert pool.kept_bytes == 0, "all that there may be are in use"
+    del larger
+
+
 def test_what_waits_makes_way_for_another_size() -> None:
     pool = Pool(limit=16 << 12)
     for block in [pool.spare(4 << 12) for _ in range(4)]:

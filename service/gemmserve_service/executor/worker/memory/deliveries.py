@@ -38,7 +38,7 @@ KEPT_S: Final = 10.0
 """Seconds after its last use for which memory stays registered. Its client may have closed it: then it is freed."""
 _LOOKS: Final = 8  # in that time, at most, at which memory is unused
 _MAX_STUCK: Final = 8
-"""Mappings that the driver has not let go of, after which no more memory is registered."""
+"""Pieces that the driver has not let go of, after which no more memory is registered."""
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class Deliveries:
         self._next_look = 0.0
         """Time at which memory is looked for again that nobody uses (time.monotonic)."""
         self._stuck: list[Bytes] = []
-        """Mappings that the driver has not let go of: other pages at their addresses would be taken for these."""
+        """Pieces that the driver has not let go of: other pages at their addresses would be taken for these."""
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
