@@ -57,10 +57,11 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport], LinearAlgebra):
     `timeout` is how many seconds the server may be silent when it has nothing to wait for; products and long polls add
     their own time. `retry` says how long what fails in passing is repeated (every request may safely be).
     Arrays of 64 MiB and more are sent and fetched in parts over so many `connections`, and go on where one of them
-    broke; 0 sends and fetches every array whole. `compression="zstd"` compresses what `put` sends and downloads fetch,
-    for slow lines, where that makes it an eighth shorter; all arrays then go whole but those that `put` does not
-    compress. `digests`: "known" compares a download with the SHA-256 that the server has of it, if it has one; "always"
-    has every body checked on both sides, products and JSON too, at the time of hashing; "never" none.
+    broke, but for what goes by shared memory; 0 sends and fetches every array whole. `compression="zstd"` compresses
+    what `put` sends and downloads fetch, for slow lines, where that makes it an eighth shorter; all arrays then go
+    whole but those that `put` does not compress. `digests`: "known" compares a download with the SHA-256 that the
+    server has of it, if it has one; "always" has every body checked on both sides, products and JSON too, at the
+    time of hashing; "never" none.
 
     `auto_delete=True`: arrays that this client makes, by `put` without a name and as results, are deleted when the last
     handle on them is gone, and what handles still hold when the client is closed.

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import math
 import mmap
 import os
 import threading
 import weakref
 from collections import deque
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -30,7 +32,8 @@ _F_ADD_SEALS: Final = 1033
 _SEALS: Final = 0x1 | 0x2 | 0x4 | 0x8  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE of linux/fcntl.h
 _MAP_FIXED: Final = 0x10
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
-_POPULATE: Final = getattr(mmap, "MAP_POPULATE", 0)
+_POPULATE_READ: Final = 22
+_POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE of Linux 5.14
 
 LIMIT_BYTES: Final = 2 << 30
 """Memory that a client uses for transfers on its own account: four results of 8192 x 8192 complex64, say, of which a
@@ -40,10 +43,10 @@ KEPT_BYTES: Final = 1 << 30
 """Memory of it that a client keeps for the next transfers while no array lies there."""
 
 MAX_BLOCKS: Final = 128
-"""Blocks of it at most: each takes two descriptors, of which a process has some thousand."""
+"""Blocks of it at most: each takes a descriptor, of which a process has some thousand."""
 
 MAX_OPERAND_BYTES: Final = 128 << 20
-"""Bytes of the largest operand that is copied into such memory: larger ones go by the socket, piece by piece."""
+"""Bytes of the largest operand that is copied into such memory: larger ones go by the socket."""
 
 MAX_RESULT_BYTES: Final = 1 << 30
 """Bytes of the largest result that goes into such memory: no device of a server copies more at a time."""
@@ -91,16 +94,18 @@ class Block:
         self.fd = os.memfd_create("gemmserve-client", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, capacity)
-            # All pages at once, which is cheaper than one fault after the other; and so they are counted as ours.
-            self.mapping = mmap.mmap(self.fd, capacity, flags=mmap.MAP_SHARED | _POPULATE)
+            address = _map(self.fd, capacity, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED)
         except BaseException:
             os.close(self.fd)
             raise
-        self.address = _address(self.mapping)
+        self.address = address
         self.forks = _forks
+        # All pages at once, which is cheaper than one fault after the other; and so they are counted as ours.
+        _populate(address, capacity)
 
     def __del__(self) -> None:
         if "address" in self.__dict__:  # else the constructor has closed it
+            _libc().munmap(self.address, self.capacity)
             os.close(self.fd)
 
     @property
@@ -146,12 +151,12 @@ class Block:
         # Before Linux 6.7 a mapping by a descriptor that may write counts as one that writes.
         fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            twin.mapping = mmap.mmap(fd, self.capacity, flags=mmap.MAP_SHARED | _POPULATE, prot=mmap.PROT_READ)
+            address = _map(fd, self.capacity, mmap.PROT_READ, mmap.MAP_SHARED)
         except BaseException:
             os.close(fd)
             raise
-        twin.fd = fd
-        twin.address = _address(twin.mapping)
+        twin.fd, twin.address = fd, address
+        _libc().madvise(address, self.capacity, _POPULATE_READ)  # else each page as it is read
         return twin
 
 
@@ -172,6 +177,7 @@ class Pool:
     """Blocks that wait for their next use; safe to share between threads.
 
     What a client uses on its own account is limited: past that, fresh pages would cost more than the socket does.
+    Nothing is made, and nothing goes, while the lock is held, for it takes long: so the dropped are handed around.
     """
 
     def __init__(self, limit: int = LIMIT_BYTES, kept: int = KEPT_BYTES) -> None:
@@ -181,72 +187,89 @@ class Pool:
         self._lock = threading.Lock()
         self._free: list[Block] = []  # the longest unused first
         self._own: weakref.WeakSet[Block] = weakref.WeakSet()
+        self._making: list[int] = []
+        """Capacities of blocks that are being made on the client's own account."""
         self._returned: deque[Block] = deque()  # a finalizer may run at any moment, also while the lock is held
         self._closed = False
 
     def take(self, nbytes: int) -> Block:
         """A block of at least `nbytes` > 0 for somebody who asks for one, and may seal it. Raises OSError."""
+        dropped: list[Block] = []
         with self._lock:
+            self._collect(dropped)
             found = self._taken([block for block in self._fitting(nbytes) if not block.mapped_elsewhere])
             if found is not None:
                 self._own.discard(found)
                 return found
+        dropped.clear()
         return Block(_rounded(nbytes))
 
     def spare(self, nbytes: int) -> Block | None:
         """The same for the client's own account; None where that is beyond the limit. Raises OSError."""
+        capacity = _rounded(nbytes)
+        dropped: list[Block] = []
         with self._lock:
+            self._collect(dropped)
             found = self._taken(self._fitting(nbytes))
-            if found is not None:
+            if found is not None or not self._room_for(capacity, self._free):
                 return found
-            capacity = _rounded(nbytes)
-            while self._free and self._beyond(self._own_bytes + capacity, len(self._own) + 1):
-                self._own.discard(self._free.pop(0))
-            if self._beyond(self._own_bytes + capacity, len(self._own) + 1):
-                return None
+            while not self._room_for(capacity, ()):
+                self._drop_oldest(dropped)
+            self._making.append(capacity)
+        dropped.clear()
+        block = None
+        try:
             block = Block(capacity)
-            self._own.add(block)
-            return block
+        finally:
+            with self._lock:
+                self._making.remove(capacity)
+                if block is not None:
+                    self._own.add(block)
+        return block
 
     def has_room(self, nbytes: int) -> bool:
         """Whether `spare` would find that many, now."""
         with self._lock:
-            if self._fitting(nbytes):
-                return True
-            in_use = self._own_bytes - sum(block.capacity for block in self._free)
-            return not self._beyond(in_use + _rounded(nbytes), len(self._own) - len(self._free) + 1)
+            waiting = [block for block in (*self._free, *self._returned) if block.reusable]
+            capacity = _rounded(nbytes)
+            fits = any(nbytes <= block.capacity <= 2 * capacity for block in waiting)
+            return fits or self._room_for(capacity, waiting)
 
     def give(self, block: Block) -> None:
         """Takes a block back, or lets it go."""
         if block.reusable and not self._closed:
             self._returned.append(block)
-            if sum(each.capacity for each in tuple(self._returned)) > self.kept:  # nobody has come for a while
-                self._returned.popleft()
+            with contextlib.suppress(IndexError):  # another thread has come for them
+                while sum(each.capacity for each in tuple(self._returned)) > self.kept:  # nobody has for a while
+                    self._returned.popleft()
 
     @property
     def kept_bytes(self) -> int:
         """Memory that waits."""
+        dropped: list[Block] = []
         with self._lock:
-            self._collect()
+            self._collect(dropped)
             return sum(block.capacity for block in self._free)
 
     def close(self) -> None:
         """Lets everything go."""
         self._closed = True
         with self._lock:
-            self._free.clear()
-            self._returned.clear()
+            dropped, self._free = self._free, []
+        dropped.clear()
+        self._returned.clear()
 
-    def _beyond(self, nbytes: int, blocks: int) -> bool:
-        """Whether so much is more than the client's own account may be."""
-        return nbytes > self.limit or blocks > MAX_BLOCKS
+    # -- with the lock held -----------------------------------------------------------------------------------------
 
-    @property
-    def _own_bytes(self) -> int:
-        return sum(block.capacity for block in self._own)
+    def _room_for(self, capacity: int, going: Sequence[Block]) -> bool:
+        """Whether there may be another block on the client's own account once those have gone."""
+        gone = set(going)
+        return self._within([block.capacity for block in self._own if block not in gone] + [*self._making, capacity])
+
+    def _within(self, capacities: Sequence[int]) -> bool:
+        return sum(capacities) <= self.limit and len(capacities) <= MAX_BLOCKS
 
     def _fitting(self, nbytes: int) -> list[Block]:
-        self._collect()
         return [block for block in self._free if nbytes <= block.capacity <= 2 * _rounded(nbytes)]
 
     def _taken(self, fitting: list[Block]) -> Block | None:
@@ -255,16 +278,24 @@ class Pool:
             self._free.remove(block)
         return block
 
-    def _collect(self) -> None:
+    def _collect(self, dropped: list[Block]) -> None:
+        """Have what was returned among what waits, and no more of that than may."""
         while self._returned:
             block = self._returned.popleft()
             self._free.append(block)
             self._own.add(block)
+        dropped += (block for block in self._free if not block.reusable)
         self._free = [block for block in self._free if block.reusable]
-        kept = sum(each.capacity for each in self._free)
-        while self._free and (kept > self.kept or self._beyond(self._own_bytes, len(self._own))):
-            kept -= self._free[0].capacity
-            self._own.discard(self._free.pop(0))
+        while self._free and (
+            sum(each.capacity for each in self._free) > self.kept
+            or not self._within([*(block.capacity for block in self._own), *self._making])
+        ):
+            self._drop_oldest(dropped)
+
+    def _drop_oldest(self, dropped: list[Block]) -> None:
+        block = self._free.pop(0)
+        self._own.discard(block)
+        dropped.append(block)
 
 
 def find(array: AnyArray) -> tuple[Block, int] | None:
@@ -318,16 +349,38 @@ def _rounded(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
-def _address(mapping: mmap.mmap) -> int:
-    found: int = np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
-    return found
-
-
-def _map_privately(address: int, length: int, fd: int) -> None:
-    """Puts a private mapping of `fd` in the place of a shared one."""
+@cache
+def _libc() -> Any:
+    """The system's functions: Python's own hold up its other threads while pages are filled, or given back, and its
+    mappings each keep a descriptor.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    flags = mmap.MAP_PRIVATE | _MAP_FIXED
-    if libc.mmap(address, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) == _MAP_FAILED:
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return libc
+
+
+def _map(fd: int, length: int, access: int, flags: int, address: int | None = None) -> int:
+    """Return where a file is mapped. Raises OSError."""
+    found: int = _libc().mmap(address, length, access, flags, fd, 0)
+    if found == _MAP_FAILED:
         raise OSError(ctypes.get_errno(), "mmap")
+    return found
+
+
+def _populate(address: int, length: int) -> None:
+    """Fill all pages of a mapping. Raises OSError where there is no memory for them."""
+    while _libc().madvise(address, length, _POPULATE_WRITE):
+        error = ctypes.get_errno()
+        if error == errno.EINVAL:  # an older Linux
+            np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(address))[:: mmap.PAGESIZE] = 0
+            return
+        if error != errno.EINTR:
+            raise OSError(error, "madvise")
+
+
+def _map_privately(address: int, length: int, fd: int) -> None:
+    """Puts a private mapping of `fd` in the place of a shared one. Raises OSError."""
+    _map(fd, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED, address)

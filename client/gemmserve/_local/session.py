@@ -54,6 +54,7 @@ _FROM_BYTES: Final = 256 << 10
 _MAX_PACKET: Final = 16 << 10
 _TIMEOUT_S: Final = 5.0  # of a server that stands still; it answers a hello at once
 _PAUSE_S: Final = 1.0  # before a server that went away is asked again
+_MAX_DOUBLINGS: Final = 3  # of that pause, once each time
 _MAX_REFUSALS: Final = 8  # after which nothing more is offered
 
 log = logging.getLogger("gemmserve")
@@ -179,6 +180,8 @@ class SharedMemory:
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._not_before = 0.0
+        self._failures = 0
+        """Sessions that could not be begun since the last one."""
         self._refusals = 0
         self._closed = not supported()
         self._said = False
@@ -277,6 +280,7 @@ class SharedMemory:
             if self._session is None and not self._closed and time.monotonic() >= self._not_before:
                 try:
                     self._session = Session(self._path, self._api_key)
+                    self._failures = 0
                 except (OSError, ValueError) as error:
                     self._later(error)
             return self._session
@@ -289,7 +293,8 @@ class SharedMemory:
         session.close()
 
     def _later(self, error: Exception) -> None:
-        self._not_before = time.monotonic() + _PAUSE_S
+        self._not_before = time.monotonic() + _PAUSE_S * 2 ** min(self._failures, _MAX_DOUBLINGS)
+        self._failures += 1
         if not self._said:
             self._said = True
             log.info("no shared memory with %s (%s): arrays go through the socket", self._path, error)

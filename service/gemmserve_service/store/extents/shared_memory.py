@@ -13,7 +13,7 @@ import asyncio
 import errno
 import fcntl
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, Self
 
 from gemmserve_service.errors import DescriptorRefused
@@ -153,18 +153,27 @@ def _write_whole(fd: int, view: memoryview, offset: int) -> None:
 
 
 def _in_parts(work: Callable[[int, memoryview, int], None], fd: int, view: memoryview, offset: int) -> None:
-    """Work on what is large by several threads: a processor brings some 3 GB/s there. Raises what `work` raises."""
+    """Work on what is large by several threads: a processor brings some 3 GB/s there. Raises what `work` raises, when
+    all of them are done.
+    """
     count = min(_MAX_THREADS, len(view) // _SHARE)
     if count <= 1:
         work(fd, view, offset)
         return
     share = -(-len(view) // count)
+    parts: list[Future[None]] = []
     with ThreadPoolExecutor(count, "gemmserve-shared") as pool:
-        parts = [
-            pool.submit(work, fd, view[start : start + share], offset + start) for start in range(0, len(view), share)
-        ]
-    for part in parts:
-        part.result()
+        for start in range(0, len(view), share):
+            part = (fd, view[start : start + share], offset + start)
+            try:
+                parts.append(pool.submit(work, *part))
+            except RuntimeError:  # no more threads; should one have come for it nevertheless, it does the same
+                work(*part)
+    try:
+        while parts:
+            parts.pop().result()
+    finally:
+        parts.clear()  # an error would hold them, and they the view, for as long as nobody looks for cycles
 
 
 def _read_part(fd: int, view: memoryview, offset: int) -> None:
@@ -175,7 +184,7 @@ def _read_part(fd: int, view: memoryview, offset: int) -> None:
         except OSError as error:  # opened for writing only
             raise DescriptorRefused(f"the shared memory cannot be read: {error.strerror}") from error
         if not count:
-            raise DescriptorRefused(f"the shared memory ended after {done} of {len(view)} bytes")
+            raise DescriptorRefused("the shared memory ended within the array")
         done += count
 
 

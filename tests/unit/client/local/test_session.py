@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -303,12 +304,50 @@ def test_what_does_not_go_by_shared_memory_goes_in_parts(app, operands, monkeypa
             assert (len(seen) > 1) == (in_parts and processors == "many")
             assert (find(found) is None) == in_parts
         monkeypatch.setattr(session, "MAX_RESULT_BYTES", a.nbytes)
-        client._io.shared.pool.limit = a.nbytes
+        monkeypatch.setattr(session, "MAX_OPERAND_BYTES", a.nbytes)
+        pool = client._io.shared.pool
+        pool.limit = 0
+        assert pool.kept_bytes == 0, "what waits is more than that, and goes"
+        _, seen = asked_for(client, lambda: client.put(a))
+        assert (("POST", "uploads") in seen) == (processors == "many"), "there is no room for a copy"
+        small = client.put(a[0, :1])
+        assert len(asked_for(client, small.numpy)[1]) == 1
+        pool.limit = a.nbytes
         held, _ = asked_for(client, handle.numpy)
         again, seen = asked_for(client, handle.numpy)
         assert find(held) is not None
         assert (len(seen) > 1) == (processors == "many"), "there is no more room"
         np.testing.assert_array_equal(again, a)
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("why", ["none", "refused", "lost"])
+def test_without_shared_memory_large_arrays_go_in_parts(make, app, operands, monkeypatch, why) -> None:
+    a, *_ = operands
+    now = [1000.0]
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with Client((make(descriptors=False) if why == "none" else app).url) as client:
+        shared = client._io.shared
+        if why == "none":
+            for pause in (1, 2, 4, 8, 8):
+                client.put(a)  # finds that there is no such socket
+                now[0] += pause - 0.5
+                assert not shared.takes_operand(a)
+                assert not shared.takes_result(a.nbytes)
+                now[0] += 1
+                assert shared.takes_operand(a)
+            client.put(a)
+        else:
+            client.put(a)
+        if why == "refused":
+            shared._closed = True
+        if why == "lost":
+            shared._lost(shared._session, OSError("gone"))
+        handle, seen = asked_for(client, lambda: client.put(a))
+        assert ("POST", "uploads") in seen
+        found, seen = asked_for(client, handle.numpy)
+        np.testing.assert_array_equal(found, a)
+        assert len(seen) > 1
 
 
 def test_errors_are_those_of_any_way(app, operands) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from gemmserve import CorruptAnswer, ProtocolError, TransportError
 from gemmserve._calls.requests import send_part
-from gemmserve._transfer import progress
+from gemmserve._transfer import parts, progress
 from gemmserve._transfer.parts import Download, Span, Stretch, divisible, flat, spans
 from gemmserve._transfer.progress import SharedBar, Stopped, watched
 from gemmserve.wire import format_npy_header
@@ -201,3 +201,9 @@ def test_a_stretch_believes_no_other_range():
     stretch = Stretch(memoryview(bytearray(8)), 8)
     with pytest.raises(ProtocolError, match="bytes 0 to 7"):
         stretch.answer({"content-range": "bytes 0-7/16"})
+
+
+@pytest.mark.parametrize("processors", [1, 7, 8, 64])
+def test_on_one_host_parts_pay_where_there_are_processors(monkeypatch, processors) -> None:
+    monkeypatch.setattr(parts.os, "sched_getaffinity", lambda _: set(range(processors)), raising=False)
+    assert parts.pays_on_one_host() == (processors >= 8)

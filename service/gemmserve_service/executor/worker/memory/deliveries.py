@@ -38,7 +38,7 @@ KEPT_S: Final = 10.0
 """Seconds after its last use for which memory stays registered. Its client may have closed it: then it is freed."""
 _LOOKS: Final = 8  # in that time, at most, at which memory is unused
 _MAX_STUCK: Final = 8
-"""Pieces that the driver has not let go of, after which no more memory is registered."""
+"""Memories that the driver has not let go of, after which no more is registered."""
 
 log = logging.getLogger(__name__)
 
@@ -117,8 +117,8 @@ class Deliveries:
         """By name, the longest unused first; the delivering thread's."""
         self._next_look = 0.0
         """Time at which memory is looked for again that nobody uses (time.monotonic)."""
-        self._stuck: list[Bytes] = []
-        """Pieces that the driver has not let go of: other pages at their addresses would be taken for these."""
+        self._stuck: list[list[Bytes]] = []
+        """Pieces, by memory, that the driver has not let go of: other pages there would be taken for them."""
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -270,10 +270,13 @@ class Deliveries:
         self._unregister(self._memories.pop(name))
 
     def _unregister(self, memory: _Memory) -> None:
+        stuck = []
         for piece in memory.pieces:
             self.nbytes -= piece.size
             try:
                 self._link.unregister(piece.ctypes.data)
             except Exception as error:
                 log.warning("a client's memory could not be unregistered: %s", error)
-                self._stuck.append(piece)
+                stuck.append(piece)
+        if stuck:
+            self._stuck.append(stuck)

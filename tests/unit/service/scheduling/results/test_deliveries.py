@@ -259,12 +259,32 @@ async def test_small_arrays_do_not_wait_for_large_ones(front):
     tasks += [await front.begun(each, owner="other") for each in others]
     one_more = await front.known()
     assert not await front.deliver(one_more, owner="third"), "by way of the store it is sooner there"
+    other, front.worker = front.worker, Worker("cuda:1", ready=True, delivers=True)
+    front.holder = front.worker
+    elsewhere = await front.begun(one_more, owner="third")
+    front.answer(delivered=[front.sent[-1].number])
+    assert await elsewhere
+    front.worker = front.holder = other
     larger = await front.known(2 * NBYTES)
     tasks.append(await front.begun(larger, nbytes=2 * NBYTES, owner="third"))
     front.answer(delivered=[order.number for order in front.sent])
     assert all(await asyncio.gather(*tasks))
     for each in (large, *others, one_more, larger):
         each.close()
+
+
+@pytest.mark.parametrize(("nbytes", "goes"), [(1 << 30, True), ((1 << 30) + 4096, False)])
+async def test_the_largest(front, nbytes, goes):
+    fd = os.dup(front.memory().duplicate())
+    front.fds.append(fd)
+    memory = SimpleNamespace(
+        nbytes=nbytes, writable=True, name="1:2", takes=lambda wanted: wanted <= nbytes, duplicate=lambda: os.dup(fd)
+    )
+    assert not await front.deliver(memory, nbytes)
+    task = asyncio.ensure_future(front.deliver(memory, nbytes))
+    await asyncio.sleep(0)
+    front.answer(delivered=[order.number for order in front.sent])
+    assert await task == goes
 
 
 async def test_the_answer_of_another_worker_is_none(front):

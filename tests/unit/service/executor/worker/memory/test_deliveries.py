@@ -177,6 +177,17 @@ def test_large_memory_is_registered_in_pieces(bench, nbytes, monkeypatch):
     assert bench.deliveries.nbytes == capacity
 
 
+def test_memory_that_grew_is_as_large_as_it_was_registered(bench):
+    bench.memory("x")
+    bench.order(1, "1", "x")
+    bench.until(1)
+    os.pwrite(bench.fds["x"], bytes(SIZE), SIZE)
+    bench.arrays["2"] = Value(2, 2 * SIZE)
+    bench.order(2, "2", "x", nbytes=2 * SIZE)
+    bench.until(2)
+    assert (bench.delivered, bench.refused, bench.checks) == ([1], [2], 0)
+
+
 def test_what_was_registered_is_let_go_where_a_piece_cannot_be(bench, monkeypatch):
     monkeypatch.setattr(module, "PIECE_BYTES", SIZE)
     bench.memory("x", 2 * SIZE + 4096)
@@ -410,6 +421,20 @@ def test_mappings_that_the_driver_keeps_stay(bench, monkeypatch):
         bench.until(number)
     assert bench.delivered == [1, 2, 3]
     assert bench.refused == [4, 5]
+
+
+def test_memory_of_which_pieces_stay_counts_once(bench, monkeypatch):
+    monkeypatch.setattr(module, "MAX_BYTES", 4 * SIZE)
+    monkeypatch.setattr(module, "PIECE_BYTES", SIZE)
+    monkeypatch.setattr(module, "_MAX_STUCK", 2)
+    bench.device.refuses.add("unregister")
+    for number, name in enumerate("wxyz", 1):
+        bench.memory(name, 4 * SIZE)
+        bench.order(number, "1", name)
+        bench.until(number)
+    assert bench.delivered == [1, 2, 3]
+    assert bench.refused == [4]
+    assert bench.deliveries.nbytes == 4 * SIZE, "that of the third"
 
 
 def test_abandoned_orders_are_not_answered(bench):
