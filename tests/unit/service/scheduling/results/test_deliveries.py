@@ -275,7 +275,7 @@ async def test_small_arrays_do_not_wait_for_large_ones(front):
 
 @pytest.mark.parametrize(("nbytes", "goes"), [(1 << 30, True), ((1 << 30) + 4096, False)])
 async def test_the_largest(front, nbytes, goes):
-    fd = os.dup(front.memory().duplicate())
+    fd = os.memfd_create("test")
     front.fds.append(fd)
     memory = SimpleNamespace(
         nbytes=nbytes, writable=True, name="1:2", takes=lambda wanted: wanted <= nbytes, duplicate=lambda: os.dup(fd)
